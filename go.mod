@@ -1,0 +1,3 @@
+module github.com/doorbell-rdma/doorbell
+
+go 1.26
