@@ -1,0 +1,2 @@
+/* Must fail: no Promela. */
+active proctype p() { this is no statement }
