@@ -33,18 +33,20 @@ const (
 )
 
 // String names the port space.
-func (ps PortSpace) String() string {
+func (ps PortSpace) String() string { return string(ps.appendText(nil)) }
+
+func (ps PortSpace) appendText(b []byte) []byte {
 	switch ps {
 	case PSIPoIB:
-		return "ipoib"
+		return append(b, "ipoib"...)
 	case PSTCP:
-		return "tcp"
+		return append(b, "tcp"...)
 	case PSUDP:
-		return "udp"
+		return append(b, "udp"...)
 	case PSIB:
-		return "ib"
+		return append(b, "ib"...)
 	}
-	return "ps_0x" + hexDigits(uint64(ps), 4)
+	return appendHex(append(b, "ps_0x"...), uint64(ps), 4)
 }
 
 // SID is a service ID. Those of rdma_cm hold a port space in bits 31-16 and a port in
@@ -65,11 +67,14 @@ func (id SID) Port() uint16 { return uint16(id) }
 func (id SID) IsIP() bool { return id>>24 == 1 }
 
 // String prints tcp:7471 or the like for rdma_cm, and 16 hex digits for others.
-func (id SID) String() string {
+func (id SID) String() string { return string(id.appendText(nil)) }
+
+func (id SID) appendText(b []byte) []byte {
 	if id.IsIP() {
-		return id.PortSpace().String() + ":" + strconv.Itoa(int(id.Port()))
+		b = append(id.PortSpace().appendText(b), ':')
+		return strconv.AppendUint(b, uint64(id.Port()), 10)
 	}
-	return "0x" + hexDigits(uint64(id), 16)
+	return appendHex(append(b, "0x"...), uint64(id), 16)
 }
 
 // IPCMHeaderLen is what rdma_cm puts in front of the user's private data in REQ and

@@ -48,7 +48,7 @@ func (a AttrID) String() string {
 	if i := int(a) - int(AttrREQ); i >= 0 && i < len(attrNames) {
 		return attrNames[i]
 	}
-	return "ATTR_0x" + hexDigits(uint64(a), 4)
+	return string(appendHex([]byte("ATTR_0x"), uint64(a), 4))
 }
 
 // ErrMAD: the payload is not 256 bytes long, or the CM message not 232.
