@@ -1,0 +1,186 @@
+package cm
+
+import (
+	"fmt"
+	"net/netip"
+	"strconv"
+
+	"github.com/doorbell-rdma/doorbell/roce"
+	"github.com/doorbell-rdma/doorbell/verbs"
+)
+
+// ConnID names a connection on this side: its local communication ID, random and never 0.
+type ConnID uint32
+
+// String prints eight hex digits, as captures show communication IDs.
+func (id ConnID) String() string { return fmt.Sprintf("%08x", uint32(id)) }
+
+// Path is where a peer is.
+type Path struct {
+	// Local is our own address.
+	Local netip.Addr
+	// Remote is the peer's address and the UDP port that MADs and packets go to; port 0 means 4791
+	// to Connect.
+	Remote netip.AddrPort
+}
+
+// Out is a MAD to be sent from QP1 to QP1.
+type Out struct {
+	Path
+	MAD [roce.MADLen]byte
+}
+
+// CM is a connection manager; see the package documentation.
+type CM struct {
+	cfg    Config
+	idMask uint32 // 0xFFFFFFFF; tests make it smaller
+
+	listeners map[roce.SID]*listener
+	// conns holds every connection there is, byPeer those whose peer is known, under the
+	// peer's communication ID, and byQPN those that are alive, under the peer's QP.
+	conns         map[ConnID]*conn
+	byPeer, byQPN map[peerID]*conn
+	// lingering counts ended connections that never were established.
+	lingering int
+
+	timers   timerHeap
+	events   fifo[queuedEvent]
+	outgoing fifo[*conn]
+	replies  fifo[reply]
+
+	counters Counters
+}
+
+// listener is a service ID that accepts REQs.
+type listener struct {
+	// halfOpen counts its connections between REQ and RTU.
+	halfOpen int
+}
+
+// New returns a CM without connections or listeners. Config.Rand must be set.
+func New(cfg Config) *CM {
+	if cfg.Rand == nil {
+		panic("BUG: cm: Config.Rand is nil")
+	}
+	return &CM{
+		cfg: cfg.withDefaults(), idMask: ^uint32(0),
+		listeners: make(map[roce.SID]*listener),
+		conns:     make(map[ConnID]*conn),
+		byPeer:    make(map[peerID]*conn),
+		byQPN:     make(map[peerID]*conn),
+	}
+}
+
+// Listen lets REQs for a service ID in. It fails with ErrServiceInUse.
+func (c *CM) Listen(service roce.SID) error {
+	if c.listeners[service] != nil {
+		return ErrServiceInUse
+	}
+	c.listeners[service] = new(listener)
+	return nil
+}
+
+// Unlisten ends what Listen began: further REQs are rejected. Requests that ReqReceived
+// announced remain and want their answer.
+func (c *CM) Unlisten(service roce.SID) { delete(c.listeners, service) }
+
+// Len returns the number of connections, those in timewait included.
+func (c *CM) Len() int { return len(c.conns) }
+
+// HalfOpen returns the number of a listener's connections between REQ and RTU.
+func (c *CM) HalfOpen(service roce.SID) int {
+	if l := c.listeners[service]; l != nil {
+		return l.halfOpen
+	}
+	return 0
+}
+
+// State returns the state of a connection, Closed when there is none.
+func (c *CM) State(id ConnID) State {
+	if cn := c.conns[id]; cn != nil {
+		return cn.state
+	}
+	return Closed
+}
+
+// tidMagic marks transaction IDs that tell a UDP port.
+const tidMagic = 0xD0BE
+
+// newTID returns a transaction ID of our own: magic, UDP port, 32 random bits.
+func (c *CM) newTID() uint64 {
+	return tidMagic<<48 | uint64(c.cfg.UDPPort)<<32 | uint64(c.cfg.Rand())
+}
+
+// sender returns where to answer a MAD that belongs to no connection: the address it
+// came from, and the port that its transaction ID tells, if that is the port it
+// came from, else 4791.
+func sender(from netip.AddrPort, to netip.Addr, tid uint64) Path {
+	port := uint16(roce.Port)
+	if tid>>48 == tidMagic && uint16(tid>>32) == from.Port() {
+		port = from.Port()
+	}
+	return Path{Local: to, Remote: netip.AddrPortFrom(from.Addr(), port)}
+}
+
+// unicast reports whether an address can be a host's.
+func unicast(a netip.Addr) bool {
+	return a.IsValid() && !a.IsUnspecified() && !a.IsMulticast() && a != netip.AddrFrom4([4]byte{255, 255, 255, 255})
+}
+
+// check panics when the bookkeeping contradicts itself; tests call it after each step.
+func (c *CM) check() {
+	bug := func(cn *conn, what string) {
+		panic("BUG: cm: " + cn.id.String() + " " + cn.state.String() + ": " + what)
+	}
+	half := make(map[*listener]int)
+	known, alive, timed, lingering := 0, 0, 0, 0
+	for id, cn := range c.conns {
+		if id != cn.id || cn.state == Closed {
+			bug(cn, "in the map")
+		}
+		if cn.known {
+			if known++; c.byPeer[cn.peerKey()] != cn {
+				bug(cn, "byPeer")
+			}
+		}
+		if cn.indexed {
+			if alive++; c.byQPN[cn.qpnKey()] != cn {
+				bug(cn, "byQPN")
+			}
+		}
+		if cn.at != verbs.Never {
+			if timed++; cn.slot < 0 || c.timers[cn.slot] != cn {
+				bug(cn, "timer slot")
+			}
+		}
+		if (cn.at == verbs.Never) != (cn.state == Connected) || cn.at > cn.limit || cn.at > cn.next {
+			bug(cn, "timer at "+strconv.FormatInt(int64(cn.at), 10))
+		}
+		if cn.lingers {
+			lingering++
+		}
+		if cn.listener != nil {
+			half[cn.listener]++
+		}
+		if cn.pending != 0 && !cn.queued {
+			bug(cn, "pending but not queued")
+		}
+		if repeats := cn.next != verbs.Never; repeats && cn.mad == nil {
+			bug(cn, "nothing to repeat")
+		}
+	}
+	if known != len(c.byPeer) || alive != len(c.byQPN) || timed != len(c.timers) || lingering != c.lingering || lingering > c.cfg.Backlog {
+		panic(fmt.Sprintf("BUG: cm: %d/%d by peer, %d/%d by QPN, %d/%d timers, %d/%d lingering", known, len(c.byPeer), alive,
+			len(c.byQPN), timed, len(c.timers), lingering, c.lingering))
+	}
+	for _, l := range c.listeners {
+		if half[l] != l.halfOpen || l.halfOpen > c.cfg.Backlog {
+			panic(fmt.Sprintf("BUG: cm: %d half-open, counted %d", half[l], l.halfOpen))
+		}
+	}
+	for i, cn := range c.timers {
+		if int(cn.slot) != i || i > 0 && c.timers[(i-1)/2].at > cn.at {
+			bug(cn, "heap order")
+		}
+	}
+}

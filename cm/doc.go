@@ -1,0 +1,97 @@
+// Package cm is the InfiniBand connection manager (IBTA Vol 1, chapter 12) as a pure
+// state machine: management datagrams (MADs), calls and times go in; MADs, events and
+// the next deadline come out. It holds no sockets, clocks, goroutines, locks or logs, and
+// knows nothing of queue pairs but the numbers that a connection needs. One [CM] serves
+// one device; all its methods, [CM.Counters] excepted, belong to whoever owns that
+// device's wire 0, where QP1 lives.
+//
+//	         Connect Accept Ready Established Reject Disconnect Destroy
+//	                               |
+//	HandleMAD  -->  +--------------v--------------+  -->  NextMAD
+//	                |             CM              |
+//	HandleTimeout ->+-----------------------------+  -->  NextEvent, Deadline
+//
+// # The active side
+//
+//	          Connect: send REQ
+//	                |
+//	  +-----------------------------+ MRA     +--------------+
+//	  |           ReqSent           |-------->|  MRAReqRcvd  |
+//	  | REQ again, 20 ms, 40 ms, …  |<--------|   REQ rests  |
+//	  +-----------------------------+ wait    +--------------+
+//	    | REP                    |    over        | REP
+//	    |                        |                |
+//	    |        REJ, 5 s without an answer ------+---> Timewait, Rejecting
+//	    v                                         v
+//	  +------------------------------------------------------+
+//	  | RepRcvd: the program moves its QP to RTR and RTS      |
+//	  +------------------------------------------------------+
+//	    | Ready: send RTU; again for each further REP
+//	    v
+//	Established
+//
+// # The passive side
+//
+//	  REQ at a listener
+//	        |
+//	+---------------+ Reject, Destroy: send REJ
+//	|    ReqRcvd    |--------------------------> Rejecting
+//	+---------------+ REJ: the peer gave up ---> Timewait
+//	        | Accept: send REP
+//	+-----------------------------+ MRA     +--------------+
+//	|           RepSent           |-------->|  MRARepRcvd  |
+//	| REP again, 20 ms, 40 ms, …  |<--------|   REP rests  |
+//	+-----------------------------+ wait    +--------------+
+//	        | RTU, or Established (COMM_EST)    | likewise
+//	        v                                   v
+//	   Established  <---------------------------+
+//
+// # Both
+//
+//	Established -- Disconnect: send DREQ --> DreqSent -- DREP, DREQ, 1 s --> Timewait
+//	     |  DREQ: send DREP                                                     |
+//	     +-------------------------------> Timewait                    0.5 s    |
+//	                                                                            v
+//	Rejecting (a REJ of ours that is repeated to whoever missed it) ----> TimewaitExit
+//
+// # What a program may count on
+//
+// Every [ConnID] that Connect returned or a ReqReceived event announced ends with exactly
+// one TimewaitExit event, its last; until then the ID is not used again. In between
+// come, at most once each and in this order: ReqReceived or RepReceived; Established
+// (passive side only, when an RTU brought it); RTULate; and one of Rejected, Unreachable
+// and Disconnected. After Destroy only TimewaitExit comes.
+//
+// # Timers
+//
+// Linux waits 4 to 6 seconds before it repeats a CM message. Here REQ, REP and DREQ are
+// repeated after RetryInitial, then after twice as long each time, at most RetryMax,
+// until ConnectTimeout, AcceptTimeout or DisconnectTimeout is over. What the messages
+// say about timeouts stays what Linux says, so that its patience with us is unchanged.
+// An MRA (message receipt acknowledged) stretches the wait in which it comes and no
+// later one; however many come, a wait ends after its timeout plus ServiceMax.
+//
+// # The peer's UDP port
+//
+// MADs normally travel to port 4791, whatever port they came from (Linux sends from
+// 55410). So that a device on another port can be answered, the transaction ID of our
+// REQ, and of a DREQ whose transaction ID we choose, is
+//
+//	bits 63-48  0xD0BE
+//	bits 47-32  our UDP port
+//	bits 31-0   random
+//
+// Everybody echoes transaction IDs. The receiver of a REQ (or of a DREQ that belongs to
+// no connection) takes the port from there only when it equals the source port of the
+// datagram, else it takes 4791. So nobody can aim answers at a port that he does not
+// send from.
+//
+// # Hostile input
+//
+// One received MAD causes at most one answer. A REQ that nobody accepts costs a
+// bounded place in its listener's backlog, or nothing. A MAD for a connection counts only when it
+// comes from the peer's address and, during the handshake, repeats its transaction ID:
+// communication ID and transaction ID together are 64 bits that an attacker off the path must
+// guess. All queues are bounded; what does not fit is dropped and counted, and the
+// protocol's retransmissions repair it.
+package cm
