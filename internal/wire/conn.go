@@ -1,0 +1,351 @@
+package wire
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/doorbell-rdma/doorbell/cm"
+	"github.com/doorbell-rdma/doorbell/qp"
+	"github.com/doorbell-rdma/doorbell/roce"
+	"github.com/doorbell-rdma/doorbell/verbs"
+)
+
+// Conn is one connection: what the connection manager knows it by, and the queue pair that
+// it opens. The wire moves the queue pair; programs only see it in RTR or RTS.
+//
+//	active:  Dial --REQ-->      <--REP-- RTR, RTS, --RTU-->   EventEstablished
+//	passive: <--REQ-- ConnRequest, Accept: RTR, --REP-->      <--RTU-- or a first request: RTS, EventEstablished
+type Conn struct {
+	// Tag is the owner's side's to use.
+	Tag any
+	// Path is where the peer is; set once.
+	Path cm.Path
+	// Reason says why, after EventRejected.
+	Reason verbs.RejectReason
+	// Info is what the peer's REQ (passive) or REP (active) said.
+	Req cm.ReqInfo
+
+	id       cm.ConnID
+	w        *Wire
+	qp       *QP
+	passive  bool
+	state    connState
+	startPSN verbs.PSN
+	params   ConnParam
+}
+
+type connState uint8
+
+const (
+	connIdle        connState = iota
+	connConnecting            // REQ sent
+	connRequested             // REQ received, no answer yet
+	connAccepted              // REP sent
+	connEstablished           // both may send
+	connDown                  // rejected, unreachable or disconnected
+)
+
+// ID returns the local communication ID.
+func (c *Conn) ID() cm.ConnID { return c.id }
+
+// Passive reports whether the peer asked for the connection.
+func (c *Conn) Passive() bool { return c.passive }
+
+// QP returns the queue pair, nil before Accept and after DestroyQP.
+func (c *Conn) QP() *QP { return c.qp }
+
+// ConnParam is what a side brings into a connection. Zero fields take the defaults beside
+// them.
+type ConnParam struct {
+	// PrivateData travels in the REQ (at most 56 bytes) or REP (at most 196).
+	PrivateData []byte
+	// ResponderResources is how many READs and atomics of the peer we serve at a time,
+	// InitiatorDepth how many of ours may be outstanding; 0 to 128.
+	ResponderResources, InitiatorDepth uint8
+	// RetryCnt and RNRRetry are sent to the peer and used by it; 0 to 7.
+	RetryCnt, RNRRetry uint8
+	// Timeout is our queue pair's ack timeout code, MinRNRTimer what our RNR NAKs say.
+	Timeout     verbs.AckTimeout
+	MinRNRTimer verbs.RNRTimer
+	// MTU is the path MTU to ask for (active) or the largest to agree to (passive).
+	MTU verbs.MTU
+	// Access is what the peer may do through the queue pair.
+	Access verbs.Access
+}
+
+// Errors of connections.
+var (
+	ErrConnState = errors.New("wire: the connection's state does not allow this")
+	ErrMTU       = errors.New("wire: the peer's path MTU is larger than this side's")
+)
+
+// DialParam names whom to connect to.
+type DialParam struct {
+	Path    cm.Path
+	Service roce.SID
+	SrcPort uint16 // the rdma_cm port that the IP CM header shows
+	ConnParam
+}
+
+// Dial sends a REQ for a queue pair in INIT, which belongs to the connection from now on.
+func (w *Wire) Dial(now verbs.Instant, q *QP, p DialParam) (*Conn, error) {
+	if q.State() != verbs.QPInit || q.conn != nil {
+		return nil, fmt.Errorf("wire: dial: %w", verbs.ErrBadState)
+	}
+	c := &Conn{w: w, qp: q, Path: p.Path, startPSN: verbs.PSN(w.cfg.Rand()) & verbs.PSNMask, params: p.ConnParam}
+	id, err := w.cm.Connect(now, cm.ReqParams{
+		Path: p.Path, ServiceID: p.Service, SrcPort: p.SrcPort, Type: q.q.Type(),
+		QPN: q.Num(), StartPSN: c.startPSN, MTU: min(p.MTU, w.cfg.MaxMTU),
+		ResponderResources: p.ResponderResources, InitiatorDepth: p.InitiatorDepth,
+		RetryCnt: p.RetryCnt, RNRRetry: p.RNRRetry, AckTimeout: p.Timeout, PrivateData: p.PrivateData,
+	})
+	if err != nil {
+		return nil, err
+	}
+	c.params.MTU = min(p.MTU, w.cfg.MaxMTU)
+	c.params.PrivateData = nil
+	c.id, c.state = id, connConnecting
+	q.conn = c
+	w.conns[id] = c
+	return c, nil
+}
+
+// Listen makes REQs for a service become ConnRequest calls.
+func (w *Wire) Listen(service roce.SID) error { return w.cm.Listen(service) }
+
+// Unlisten stops that; requests not answered yet are the caller's to reject.
+func (w *Wire) Unlisten(service roce.SID) { w.cm.Unlisten(service) }
+
+// Accept brings a queue pair in INIT to RTR and sends the REP. The attributes of RTS are
+// armed at once: the RTU or the first request, whichever comes first, completes the move.
+func (w *Wire) Accept(now verbs.Instant, c *Conn, q *QP, p ConnParam) error {
+	if c.state != connRequested {
+		return fmt.Errorf("accept: %w", ErrConnState)
+	}
+	if q.State() != verbs.QPInit || q.conn != nil {
+		return fmt.Errorf("wire: accept: %w", verbs.ErrBadState)
+	}
+	if c.Req.MTU > min(p.MTU, w.cfg.MaxMTU) {
+		return ErrMTU
+	}
+	c.startPSN, c.params = verbs.PSN(w.cfg.Rand())&verbs.PSNMask, p
+	c.params.PrivateData = nil
+	c.params.MTU = c.Req.MTU
+	rtr := c.rtrAttr(c.Req.QPN, min(p.ResponderResources, c.Req.InitiatorDepth))
+	rts := c.rtsAttr(c.Req.StartPSN, min(p.InitiatorDepth, c.Req.ResponderResources), c.Req.RetryCnt, c.Req.RNRRetry)
+	if err := w.Modify(now, q, &rtr); err != nil {
+		return err
+	}
+	if err := q.q.ArmRTS(&rts); err != nil {
+		return err
+	}
+	err := w.cm.Accept(now, c.id, cm.RepParams{
+		QPN: q.Num(), StartPSN: c.startPSN,
+		ResponderResources: rtr.MaxDestRdAtomic, InitiatorDepth: rts.MaxQPRdAtomic,
+		RNRRetry: p.RNRRetry, PrivateData: p.PrivateData,
+	})
+	if err != nil {
+		reset := verbs.QPAttr{Mask: verbs.AttrState, State: verbs.QPReset}
+		return errors.Join(err, w.Modify(now, q, &reset))
+	}
+	c.qp, q.conn, c.state = q, c, connAccepted
+	return nil
+}
+
+// Reject answers a request with a REJ and forgets the connection.
+func (w *Wire) Reject(now verbs.Instant, c *Conn, reason verbs.RejectReason, private []byte) error {
+	if c.state != connRequested {
+		return fmt.Errorf("reject: %w", ErrConnState)
+	}
+	if err := w.cm.Reject(now, c.id, reason, private); err != nil {
+		return err
+	}
+	c.state = connDown
+	w.forget(c)
+	return nil
+}
+
+// Disconnect sends a DREQ and moves the queue pair to ERR, which flushes what is posted.
+// EventDisconnected follows when the peer has answered or will not.
+func (w *Wire) Disconnect(now verbs.Instant, c *Conn, private []byte) error {
+	if c.state != connEstablished && c.state != connAccepted {
+		return fmt.Errorf("disconnect: %w", ErrConnState)
+	}
+	if err := w.cm.Disconnect(now, c.id, private); err != nil {
+		return err
+	}
+	w.toErr(now, c)
+	return nil
+}
+
+// Destroy forgets a connection in any state, telling the peer once what is proper. No
+// further calls about it come.
+func (w *Wire) Destroy(now verbs.Instant, c *Conn) {
+	if w.conns[c.id] != c {
+		return
+	}
+	w.toErr(now, c)
+	w.cm.Destroy(now, c.id)
+	w.forget(c)
+}
+
+// Hangup ends a connection whose queue pair is about to be destroyed: an established peer is
+// told with a DREQ, which is repeated until it answers; others as Destroy does. Calls about c
+// may still come.
+func (w *Wire) Hangup(now verbs.Instant, c *Conn) {
+	if w.Disconnect(now, c, nil) != nil && c.state != connDown {
+		w.Destroy(now, c)
+		return
+	}
+	c.state = connDown
+}
+
+func (w *Wire) forget(c *Conn) {
+	delete(w.conns, c.id)
+	if c.qp != nil {
+		c.qp.conn = nil
+	}
+}
+
+// rtrAttr is the move INIT -> RTR.
+func (c *Conn) rtrAttr(peer verbs.QPN, resources uint8) verbs.QPAttr {
+	return verbs.QPAttr{
+		Mask: verbs.AttrState | verbs.AttrAV | verbs.AttrPathMTU | verbs.AttrDestQPN | verbs.AttrRQPSN |
+			verbs.AttrMaxDestRdAtomic | verbs.AttrMinRNRTimer,
+		State: verbs.QPRTR, PathMTU: c.params.MTU, DestQPN: peer,
+		AV:    verbs.AV{Remote: c.Path.Remote, Local: c.Path.Local},
+		RQPSN: c.startPSN, MaxDestRdAtomic: resources, MinRNRTimer: c.params.MinRNRTimer,
+	}
+}
+
+// rtsAttr is the move RTR -> RTS. The PSN to start with and the RNR retry count are the
+// peer's word, each side's REQ or REP naming what the other must do.
+func (c *Conn) rtsAttr(psn verbs.PSN, depth, retry, rnrRetry uint8) verbs.QPAttr {
+	return verbs.QPAttr{
+		Mask: verbs.AttrState | verbs.AttrSQPSN | verbs.AttrTimeout | verbs.AttrRetryCnt | verbs.AttrRNRRetry |
+			verbs.AttrMaxQPRdAtomic,
+		State: verbs.QPRTS, SQPSN: psn, Timeout: c.params.Timeout, RetryCnt: retry & 7, RNRRetry: rnrRetry & 7,
+		MaxQPRdAtomic: depth,
+	}
+}
+
+// cmEvents carries what the connection manager found out to the queue pairs, and then to
+// whoever listens.
+func (w *Wire) cmEvents(now verbs.Instant) {
+	for {
+		e, ok := w.cm.NextEvent()
+		if !ok {
+			return
+		}
+		if e.Type == cm.ReqReceived {
+			c := &Conn{w: w, id: e.Conn, Path: e.Path, Req: e.Req, passive: true, state: connRequested}
+			w.conns[e.Conn] = c
+			w.up.ConnRequest(c, &e)
+			continue
+		}
+		if c := w.conns[e.Conn]; c != nil {
+			w.connEvent(now, c, &e)
+		}
+	}
+}
+
+func (w *Wire) connEvent(now verbs.Instant, c *Conn, e *cm.Event) {
+	switch e.Type {
+	case cm.RepReceived:
+		w.repReceived(now, c, e)
+	case cm.Established:
+		// The RTU: the usual way from RTR to RTS.
+		if q := c.qp; q != nil && q.State() == verbs.QPRTR {
+			rts := c.rtsAttr(c.Req.StartPSN, min(c.params.InitiatorDepth, c.Req.ResponderResources), c.Req.RetryCnt, c.Req.RNRRetry)
+			if err := w.Modify(now, q, &rts); err != nil {
+				panic("BUG: wire: armed attributes refused: " + err.Error())
+			}
+		}
+		w.established(c, e.PrivateData)
+	case cm.RTULate:
+		w.up.ConnEvent(c, verbs.EventRTU, e.PrivateData)
+	case cm.Rejected:
+		c.Reason = e.Reason
+		w.down(now, c, verbs.EventRejected, e.PrivateData)
+	case cm.Unreachable:
+		w.down(now, c, verbs.EventUnreachable, nil)
+	case cm.Disconnected:
+		w.down(now, c, verbs.EventDisconnected, e.PrivateData)
+	case cm.TimewaitExit:
+		w.up.ConnEvent(c, verbs.EventTimewaitExit, nil)
+		w.forget(c)
+	}
+}
+
+// repReceived brings the active side to RTS and answers with the RTU. The queue pair is in
+// RTS before the RTU leaves, so whatever the peer sends on it is welcome.
+func (w *Wire) repReceived(now verbs.Instant, c *Conn, e *cm.Event) {
+	q := c.qp
+	if q == nil || c.state != connConnecting {
+		return
+	}
+	p := &c.params
+	rtr := c.rtrAttr(e.Rep.QPN, min(p.ResponderResources, e.Rep.InitiatorDepth))
+	rts := c.rtsAttr(e.Rep.StartPSN, min(p.InitiatorDepth, e.Rep.ResponderResources), p.RetryCnt, e.Rep.RNRRetry)
+	err := w.Modify(now, q, &rtr)
+	if err == nil {
+		err = w.Modify(now, q, &rts)
+	}
+	if err == nil {
+		err = w.cm.Ready(now, c.id, nil)
+	}
+	if err != nil {
+		// The REP's values cannot be used, or the program moved its queue pair away.
+		_ = w.cm.Reject(now, c.id, verbs.RejectConsumer, nil)
+		w.down(now, c, verbs.EventConnectError, nil)
+		return
+	}
+	w.established(c, e.PrivateData)
+}
+
+func (w *Wire) established(c *Conn, private []byte) {
+	if c.state == connEstablished || c.state == connDown {
+		return
+	}
+	c.state = connEstablished
+	w.up.ConnEvent(c, verbs.EventEstablished, private)
+}
+
+// down ends a connection: the queue pair goes to ERR and flushes.
+func (w *Wire) down(now verbs.Instant, c *Conn, t verbs.EventType, private []byte) {
+	c.state = connDown
+	w.toErr(now, c)
+	w.up.ConnEvent(c, t, private)
+}
+
+func (w *Wire) toErr(now verbs.Instant, c *Conn) {
+	q := c.qp
+	if q == nil {
+		return
+	}
+	switch q.State() {
+	case verbs.QPReset, verbs.QPErr:
+		return
+	}
+	a := verbs.QPAttr{Mask: verbs.AttrState, State: verbs.QPErr}
+	if err := w.Modify(now, q, &a); err != nil {
+		panic("BUG: wire: move to ERR refused: " + err.Error())
+	}
+}
+
+// qpEvents carries what a queue pair did by itself to the connection manager, and what
+// programs should know to them.
+func (w *Wire) qpEvents(now verbs.Instant, q *QP, set qp.EventSet) {
+	c := q.conn
+	if c != nil && set&qp.EvToRTS != 0 && c.state == connAccepted {
+		// COMM_EST acts as the RTU. The connection manager may have heard the RTU in the
+		// same step; then it says so and nothing is lost.
+		_ = w.cm.Established(now, c.id)
+		w.established(c, nil)
+	}
+	set.Each(func(t verbs.EventType) { w.up.QPEvent(q, t) })
+	if c != nil && set&qp.EvToErr != 0 && (c.state == connEstablished || c.state == connAccepted) {
+		// A queue pair that failed is of no use to the peer: say so.
+		_ = w.cm.Disconnect(now, c.id, nil)
+	}
+}

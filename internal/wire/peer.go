@@ -1,0 +1,94 @@
+package wire
+
+import (
+	"net/netip"
+
+	"github.com/doorbell-rdma/doorbell/qp"
+)
+
+// peer is what a wire keeps about the device at one address and port: the window that all
+// queue pairs towards it share, and the run of IPv4 Identifications it was seen to use.
+type peer struct {
+	addr   netip.AddrPort
+	window *qp.Window
+	refs   int
+	// blocked is a FIFO of queue pairs that wait for room in the window.
+	blockedFirst, blockedLast *QP
+	lastID                    uint16
+}
+
+func (w *Wire) joinPeer(q *QP) {
+	p := w.peers[q.dst]
+	if p == nil {
+		p = &peer{addr: q.dst, window: qp.NewWindow(qp.WindowConfig{})}
+		w.peers[q.dst] = p
+	}
+	p.refs++
+	q.peer = p
+	q.q.SetWindow(p.window)
+}
+
+func (w *Wire) leavePeer(q *QP) {
+	p := q.peer
+	if p == nil {
+		return
+	}
+	q.peer = nil
+	if q.blocked {
+		p.unblock(q)
+	}
+	p.refs--
+	if p.refs == 0 {
+		delete(w.peers, p.addr)
+	} else {
+		w.wakeBlocked(p) // the leaver gave back what it had in flight
+	}
+}
+
+// block puts q at the end of those that wait for room.
+func (p *peer) block(q *QP) {
+	if q.blocked {
+		return
+	}
+	q.blocked, q.nextBlocked = true, nil
+	if p.blockedLast == nil {
+		p.blockedFirst = q
+	} else {
+		p.blockedLast.nextBlocked = q
+	}
+	p.blockedLast = q
+}
+
+func (p *peer) unblock(q *QP) {
+	var prev *QP
+	for at := p.blockedFirst; at != nil; prev, at = at, at.nextBlocked {
+		if at != q {
+			continue
+		}
+		if prev == nil {
+			p.blockedFirst = q.nextBlocked
+		} else {
+			prev.nextBlocked = q.nextBlocked
+		}
+		if p.blockedLast == q {
+			p.blockedLast = prev
+		}
+		q.blocked, q.nextBlocked = false, nil
+		return
+	}
+}
+
+// wakeBlocked schedules who waits for room, oldest first, when there is some. Those that
+// find it used up again line up again.
+func (w *Wire) wakeBlocked(p *peer) {
+	if p.blockedFirst == nil || !p.window.HasRoom() {
+		return
+	}
+	for q := p.blockedFirst; q != nil; {
+		next := q.nextBlocked
+		q.blocked, q.nextBlocked = false, nil
+		w.schedule(q)
+		q = next
+	}
+	p.blockedFirst, p.blockedLast = nil, nil
+}

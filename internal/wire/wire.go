@@ -1,0 +1,294 @@
+package wire
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"sync/atomic"
+
+	"github.com/doorbell-rdma/doorbell/cm"
+	"github.com/doorbell-rdma/doorbell/internal/link"
+	"github.com/doorbell-rdma/doorbell/qp"
+	"github.com/doorbell-rdma/doorbell/roce"
+	"github.com/doorbell-rdma/doorbell/verbs"
+)
+
+// Bounds of one step: so much is done before the owner is asked whether to go on.
+const (
+	recvBatch   = 64  // received buffers, each at most one GRO train
+	packetsEach = 64  // packets from one queue pair before the next has its turn
+	turns       = 256 // queue pair turns
+)
+
+// Upcalls is what a wire tells its owner's side. The calls come during a step, under the
+// owner: they must not block, call back into the wire, or keep slices they are given.
+type Upcalls interface {
+	// ConnRequest: a peer wants to connect to a service that Listen named. c is answered
+	// with Accept or Reject. req lives only during the call; its private data may be kept.
+	ConnRequest(c *Conn, req *cm.Event)
+	// ConnEvent: EventEstablished, EventRejected, EventUnreachable, EventConnectError,
+	// EventDisconnected, EventTimewaitExit or EventRTU happened to c; c.PrivateData and
+	// c.Reason say more.
+	ConnEvent(c *Conn, t verbs.EventType, private []byte)
+	// QPEvent: an asynchronous event of a queue pair.
+	QPEvent(q *QP, t verbs.EventType)
+	// Completions: completions became visible in a lane; solicited if one of them was
+	// asked for with Solicited, or is an error.
+	Completions(lane *qp.CQ, solicited bool)
+}
+
+// Tap sees every datagram that a wire sends or receives, before anything is checked. It
+// must not block or keep the slices.
+type Tap interface {
+	// Packet: id is the IPv4 Identification, as sent or as believed on receipt.
+	Packet(now verbs.Instant, out bool, src, dst netip.AddrPort, id uint16, pieces [][]byte)
+}
+
+// Config says what a wire is made of. Link, Mem, Upcalls and Rand are required.
+type Config struct {
+	Link    link.Link
+	Mem     qp.Memory
+	Upcalls Upcalls
+	// Rand returns numbers that peers cannot predict.
+	Rand func() uint32
+	// Index is the wire's number on its port, below MaxWires.
+	Index int
+	// GUID identifies the device to connection managers.
+	GUID uint64
+	// CM sets the timers of connection management; GUID, UDPPort and Rand are filled in.
+	CM cm.Config
+	// MaxMTU is the largest path MTU to agree to; 0 means 4096.
+	MaxMTU verbs.MTU
+	// Tap may be nil.
+	Tap Tap
+}
+
+// Counters are totals since the wire was opened. Written by the owner, read by anyone.
+type Counters struct {
+	DatagramsIn, DatagramsOut, BytesIn, BytesOut atomic.Uint64
+	// TrainsOut counts sends of more than one datagram, TrainsIn likewise.
+	TrainsOut, TrainsIn atomic.Uint64
+	// Drops of received datagrams, by reason.
+	DropTruncated, DropDecode, DropPKey, DropNoQP, DropTransport, DropAddress, DropICRC, DropQKey, DropGSI atomic.Uint64
+	// SolvedIDs counts datagrams whose IPv4 Identification had to be solved for, FarIDs
+	// those solved far from the peer's earlier ones.
+	SolvedIDs, FarIDs atomic.Uint64
+	// SendBlocked counts how often the link took less than was offered.
+	SendBlocked atomic.Uint64
+	Steps       atomic.Uint64
+}
+
+// Wire is one wire; see the package comment. Make one with New.
+type Wire struct {
+	cfg   Config
+	link  link.Link
+	local netip.AddrPort
+	cm    *cm.CM
+	env   qp.Env
+	up    Upcalls
+	// Counters may be read by anyone.
+	Counters Counters
+
+	ready  readyList
+	qps    qpTable
+	run    runQueue
+	timers timers
+	peers  map[netip.AddrPort]*peer
+	conns  map[cm.ConnID]*Conn
+	tx     transmitter
+	gsiPSN verbs.PSN
+	rx     [recvBatch]link.Rx
+	in     roce.Packet
+	out    qp.Out
+	mad    cm.Out
+	failed error
+}
+
+// New makes a wire over an open link.
+func New(cfg Config) (*Wire, error) {
+	if cfg.Link == nil || cfg.Mem == nil || cfg.Upcalls == nil || cfg.Rand == nil {
+		return nil, errors.New("wire: Link, Mem, Upcalls and Rand are required")
+	}
+	if cfg.Index < 0 || cfg.Index >= MaxWires {
+		return nil, fmt.Errorf("wire: index %d, want 0 to %d", cfg.Index, MaxWires-1)
+	}
+	if cfg.MaxMTU == 0 {
+		cfg.MaxMTU = verbs.MTU4096
+	}
+	if !cfg.MaxMTU.Valid() {
+		return nil, fmt.Errorf("wire: path MTU code %d, want 1 to 5", uint8(cfg.MaxMTU))
+	}
+	w := &Wire{
+		cfg: cfg, link: cfg.Link, local: cfg.Link.LocalAddr(), up: cfg.Upcalls,
+		qps:   newQPTable(uint32(cfg.Index), cfg.Rand()),
+		peers: make(map[netip.AddrPort]*peer),
+		conns: make(map[cm.ConnID]*Conn),
+	}
+	w.env.Mem = cfg.Mem
+	cc := cfg.CM
+	cc.GUID, cc.UDPPort, cc.Rand = cfg.GUID, w.local.Port(), cfg.Rand
+	if a := w.local.Addr(); !a.IsUnspecified() {
+		cc.Ours = func(b netip.Addr) bool { return a == b }
+	}
+	w.cm = cm.New(cc)
+	w.tx.init(w)
+	return w, nil
+}
+
+// QPCounters returns the counters of the queue pairs. Anyone may read them.
+func (w *Wire) QPCounters() *qp.Counters { return &w.env.Counters }
+
+// CMCounters returns the counters of the connection manager. Anyone may read them.
+func (w *Wire) CMCounters() *cm.Counters { return w.cm.Counters() }
+
+// LocalAddr returns the link's address. Anyone may ask.
+func (w *Wire) LocalAddr() netip.AddrPort { return w.local }
+
+// Err returns why the link died, or nil.
+func (w *Wire) Err() error { return w.failed }
+
+// Conns returns the number of connections, those in timewait included.
+func (w *Wire) Conns() int { return len(w.conns) }
+
+// QPs returns the number of queue pairs.
+func (w *Wire) QPs() int { return w.qps.live }
+
+// Step does a bounded amount of whatever there is to do: takes what posters left, lets
+// deadlines pass, receives, answers, sends, and makes events and completions visible, in
+// that order. It returns how much it did; 0 means that nothing is left until a datagram, a
+// Ring or NextDeadline.
+func (w *Wire) Step(now verbs.Instant) (work int) {
+	w.Counters.Steps.Add(1)
+	work += w.takeReady()
+	work += w.expire(now)
+	work += w.receive(now)
+	// What was received can be seen before the answers go out: the acknowledgement of a
+	// message is not on the path to its reader.
+	w.deliver(now)
+	work += w.transmit(now)
+	w.deliver(now)
+	return work
+}
+
+// Transmit is the sending half of a step, for a poster that borrows the wire: it takes what
+// posters left and sends it, and receives nothing.
+func (w *Wire) Transmit(now verbs.Instant) (work int) {
+	work = w.takeReady() + w.transmit(now)
+	w.deliver(now)
+	return work
+}
+
+// Pending reports whether a step would find something to do without any packet or deadline.
+func (w *Wire) Pending() bool {
+	return w.failed == nil && w.tx.deadline() == verbs.Never && (w.run.n > 0 || w.cm.Pending()) || !w.ready.empty()
+}
+
+// NextDeadline returns when Step must be called again at the latest; verbs.Never for no
+// such time. It may be earlier than anything really happens.
+func (w *Wire) NextDeadline() verbs.Instant {
+	return min(w.timers.next(), w.cm.Deadline(), w.tx.deadline())
+}
+
+// Ring marks a queue pair ready: its queues have something new. Any goroutine; no locks, no
+// allocation. It returns true for the first mark since the owner last looked: then, and only
+// then, somebody may have to wake the owner.
+func (w *Wire) Ring(q *QP) bool { return w.ready.push(q) }
+
+func (w *Wire) takeReady() (work int) {
+	for q := w.ready.takeAll(); q != nil; {
+		next := q.nextReady
+		q.nextReady = nil
+		q.marked.Store(false) // before its queues are looked at; see readyList
+		w.schedule(q)
+		q = next
+		work++
+	}
+	return work
+}
+
+// expire lets the deadlines up to now pass.
+func (w *Wire) expire(now verbs.Instant) (work int) {
+	for range turns {
+		q := w.timers.pop(now)
+		if q == nil {
+			break
+		}
+		if q.q.Deadline() <= now {
+			q.q.HandleTimeout(now)
+			w.schedule(q)
+			work++
+		}
+		w.timers.update(q, q.q.Deadline())
+	}
+	if w.cm.Deadline() <= now {
+		w.cm.HandleTimeout(now)
+		w.cmEvents(now)
+		work++
+	}
+	return work
+}
+
+// schedule puts q at the end of the run queue, once.
+func (w *Wire) schedule(q *QP) {
+	if !q.queued && !q.closed {
+		q.queued = true
+		w.run.push(q)
+	}
+}
+
+// deliver makes events and then completions visible.
+func (w *Wire) deliver(now verbs.Instant) {
+	for q := w.run.touched; q != nil; {
+		next := q.nextTouched
+		q.nextTouched, q.touched = nil, false
+		if set := q.q.TakeEvents(); set != 0 {
+			w.qpEvents(now, q, set)
+		}
+		q = next
+	}
+	w.run.touched = nil
+	for i, lane := range w.env.Dirty {
+		w.up.Completions(lane, lane.Commit())
+		w.env.Dirty[i] = nil
+	}
+	w.env.Dirty = w.env.Dirty[:0]
+}
+
+// touch remembers that q may have events for deliver.
+func (w *Wire) touch(q *QP) {
+	if !q.touched {
+		q.touched = true
+		q.nextTouched = w.run.touched
+		w.run.touched = q
+	}
+}
+
+// runQueue is a FIFO of queue pairs with something to do, and the list of those touched in
+// this step.
+type runQueue struct {
+	first, last *QP
+	n           int
+	touched     *QP
+}
+
+func (r *runQueue) push(q *QP) {
+	q.nextRun = nil
+	if r.last == nil {
+		r.first = q
+	} else {
+		r.last.nextRun = q
+	}
+	r.last = q
+	r.n++
+}
+
+func (r *runQueue) pop() *QP {
+	q := r.first
+	r.first = q.nextRun
+	if r.first == nil {
+		r.last = nil
+	}
+	q.nextRun = nil
+	r.n--
+	return q
+}
