@@ -29,6 +29,30 @@ type node struct {
 	addr   netip.Addr
 	port   uint16
 	events []Event
+	// last is the last event of each connection: events follow an order.
+	last map[ConnID]EventType
+	// program, when set, acts on events as they come.
+	program func(ev Event)
+}
+
+// record checks that an event may follow what the connection had before.
+func (n *node) record(ev Event) {
+	before := n.last[ev.Conn]
+	ok := before < ev.Type
+	switch ev.Type {
+	case ReqReceived, RepReceived:
+		ok = before == 0
+	case Unreachable:
+		ok = ok && before <= RepReceived
+	case Disconnected:
+		ok = ok && before < Rejected
+	}
+	if !ok {
+		n.t.Fatalf("%s: %v has %v after %v", n.net.name(n), ev.Conn, ev.Type, before)
+	}
+	if n.last[ev.Conn] = ev.Type; ev.Type == TimewaitExit {
+		delete(n.last, ev.Conn)
+	}
 }
 
 // network joins nodes by a virtual link with virtual time. Each MAD takes 1 ms. verdict,
@@ -41,8 +65,10 @@ type network struct {
 	flying  packets
 	seq     int
 	verdict func(p *packet) []time.Duration
-	// trace lists every MAD sent, as "A REQ".
-	trace []string
+	// trace lists the first MADs sent, as "A REQ"; sent counts all of them.
+	trace  []string
+	sent   map[string]int
+	checks bool // call CM.check all the time
 	rnd   *rand.Rand
 }
 
@@ -71,7 +97,7 @@ func (h *packets) Pop() any {
 }
 
 func newNetwork(t testing.TB, seed uint64) *network {
-	return &network{t: t, now: 1000, rnd: rand.New(rand.NewPCG(seed, 1))}
+	return &network{t: t, now: 1000, sent: make(map[string]int), checks: true, rnd: rand.New(rand.NewPCG(seed, 1))}
 }
 
 // add returns a new node. cfg.Rand and, if 0, GUID are filled in.
@@ -82,7 +108,7 @@ func (nw *network) add(addr netip.Addr, cfg Config) *node {
 	if cfg.GUID == 0 {
 		cfg.GUID = 0x5054_00ff_fe00_0001 + uint64(len(nw.nodes))
 	}
-	n := &node{CM: New(cfg), t: nw.t, net: nw, addr: addr, port: cfg.UDPPort}
+	n := &node{CM: New(cfg), t: nw.t, net: nw, addr: addr, port: cfg.UDPPort, last: make(map[ConnID]EventType)}
 	if n.port == 0 {
 		n.port = roce.Port
 	}
@@ -105,6 +131,17 @@ func (nw *network) name(n *node) string { return string(rune('A' + slices.Index(
 // flush takes what the nodes have to say.
 func (nw *network) flush() {
 	for _, n := range nw.nodes {
+		for {
+			ev, ok := n.NextEvent()
+			if !ok {
+				break
+			}
+			n.record(ev)
+			n.events = append(n.events, ev)
+			if n.program != nil {
+				n.program(ev)
+			}
+		}
 		var out Out
 		for n.NextMAD(&out) {
 			var m roce.MAD
@@ -112,11 +149,11 @@ func (nw *network) flush() {
 				nw.t.Fatalf("%s sends no CM MAD: %v %+v", nw.name(n), err, m)
 			}
 			p := &packet{from: n, msg: Message(m.AttrID - roce.AttrREQ), out: out}
-			nw.trace = append(nw.trace, nw.name(n)+" "+p.msg.String())
-			for _, s := range nw.trace {
-				if s == nw.trace[len(nw.trace)-1] {
-					p.nth++
-				}
+			key := nw.name(n) + " " + p.msg.String()
+			nw.sent[key]++
+			p.nth = nw.sent[key]
+			if len(nw.trace) < 1000 {
+				nw.trace = append(nw.trace, key)
 			}
 			fate := []time.Duration{ms}
 			if nw.verdict != nil {
@@ -129,14 +166,9 @@ func (nw *network) flush() {
 				heap.Push(&nw.flying, &q)
 			}
 		}
-		for {
-			ev, ok := n.NextEvent()
-			if !ok {
-				break
-			}
-			n.events = append(n.events, ev)
+		if nw.checks {
+			n.check()
 		}
-		n.check()
 	}
 }
 
@@ -228,15 +260,7 @@ func (n *node) quiet() {
 }
 
 // count returns how often a node has sent a message.
-func (n *node) count(m Message) int {
-	c := 0
-	for _, s := range n.net.trace {
-		if s == n.net.name(n)+" "+m.String() {
-			c++
-		}
-	}
-	return c
-}
+func (n *node) count(m Message) int { return n.net.sent[n.net.name(n)+" "+m.String()] }
 
 func (n *node) must(err error) {
 	n.t.Helper()
