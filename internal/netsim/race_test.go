@@ -34,6 +34,8 @@ type opening struct {
 	requests     int // received by b
 	stateAtVisit verbs.QPState
 	upAtVisit    bool
+
+	conns, qps int // of both nodes, before
 }
 
 const greeting = "welcome, posted in RTR"
@@ -42,6 +44,7 @@ const greeting = "welcome, posted in RTR"
 func open(t *testing.T, net *Net, a, b *Node, request bool) *opening {
 	t.Helper()
 	o := &opening{t: t, net: net, a: a, b: b, aLane: qp.NewCQ(64), bLane: qp.NewCQ(64)}
+	o.conns, o.qps = a.Wire.Conns()+b.Wire.Conns(), a.Wire.QPs()+b.Wire.QPs()
 	o.aq, o.bq = a.QP(o.aLane, verbs.QPCap{MaxSendWR: 8, MaxRecvWR: 8}), b.QP(o.bLane, verbs.QPCap{MaxSendWR: 8, MaxRecvWR: 8})
 	o.aMR = a.Register(make([]byte, 256), verbs.LocalWrite)
 	o.bMR = b.Register(make([]byte, 256), verbs.LocalWrite)
@@ -134,10 +137,10 @@ func (o *opening) finish() {
 	o.b.Wire.DestroyQP(o.net.Now(), o.bq)
 	o.a.MRs.Close(o.aMR)
 	o.b.MRs.Close(o.bMR)
-	if n := o.a.Wire.Conns() + o.b.Wire.Conns(); n != 0 {
+	if n := o.a.Wire.Conns() + o.b.Wire.Conns() - o.conns; n != 0 {
 		o.t.Fatalf("%d connections left after both ends closed", n)
 	}
-	if n := o.a.Wire.QPs() + o.b.Wire.QPs(); n != 0 {
+	if n := o.a.Wire.QPs() + o.b.Wire.QPs() - o.qps; n != 0 {
 		o.t.Fatalf("%d queue pairs left", n)
 	}
 }
