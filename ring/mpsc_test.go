@@ -245,3 +245,47 @@ func TestMPSCBatchWhole(t *testing.T) {
 		r.Advance(size)
 	}
 }
+
+// TestEmptyIsTrue: a ring that always holds something is never found empty, however slow
+// the one who looks: it may sleep on the answer.
+func TestEmptyIsTrue(t *testing.T) {
+	n := rounds(t, 40000)
+	s, m := newSPSC[int](4, 1<<64-3), newMPSC[int](4, 1<<64-3)
+	s.Push(0)
+	m.Push(0)
+	var wg sync.WaitGroup
+	var done atomic.Bool
+	wg.Go(func() {
+		for !done.Load() {
+			if s.Empty() || s.Len() == 0 {
+				t.Error("an SPSC that holds entries says it is empty")
+				return
+			}
+			if m.Empty() || m.Len() == 0 {
+				t.Error("an MPSC that holds entries says it is empty")
+				return
+			}
+		}
+	})
+	wg.Go(func() {
+		for i := 1; i < n; {
+			if s.Push(i) {
+				for !m.Push(i) {
+					runtime.Gosched()
+				}
+				i++
+			} else {
+				runtime.Gosched()
+			}
+		}
+	})
+	for i := 1; i < n; i++ {
+		for s.PeekAt(1) == nil || m.PeekAt(1) == nil {
+			runtime.Gosched()
+		}
+		s.Advance(1)
+		m.Advance(1)
+	}
+	done.Store(true)
+	wg.Wait()
+}

@@ -105,6 +105,9 @@ func TestSlots(t *testing.T) {
 						t.Errorf("capacity %d: %d reads as published where %d was", capacity, pos+lap*n, pos)
 					}
 				}
+				if s.Readable(pos + 1<<32) {
+					t.Errorf("capacity %d: only 32 bits of a position count", capacity)
+				}
 			}
 		}
 	}
