@@ -37,6 +37,8 @@ type Counters struct {
 	CommEst    atomic.Uint64
 	CQOverruns atomic.Uint64
 	Flushed    atomic.Uint64
+	// WindowBlocked counts how often a request had to wait for the peer's window.
+	WindowBlocked atomic.Uint64
 }
 
 // MaxGather is the largest number of pieces of one packet's payload.

@@ -1,0 +1,254 @@
+package qp
+
+import (
+	"time"
+
+	"github.com/doorbell-rdma/doorbell/verbs"
+)
+
+// WindowConfig sets a window up. The zero value suits a peer of whom nothing is known.
+type WindowConfig struct {
+	// Initial is how many bytes may be in flight at first, in the currency of Window; 0
+	// means 32 packets of 1024 bytes. A peer that told the size of its socket's receive
+	// buffer gets that size here and in Max.
+	Initial int
+	// Max is what the window may grow to; 0 means 1 MiB.
+	Max int
+	// PSNs bounds the unacknowledged PSNs of each queue pair, up to 2^22; 0 means 128,
+	// which is what Linux rxe allows itself.
+	PSNs int
+	// Reads is how many bytes of our own receive buffer READ responses may fill; 0 means
+	// 128 KiB. Responses are not acknowledged, so only the requester can pace them: it
+	// asks for no more than this at a time.
+	Reads int
+	// Trains says that what we send in a train arrives in the peer's socket as one buffer.
+	Trains bool
+}
+
+const (
+	defaultInitial = 32 * (datagramCost + 1024)
+	defaultMax     = 1 << 20
+	defaultPSNs    = 128
+	maxPSNs        = 1 << 22
+	defaultReads   = 128 << 10
+
+	// datagramCost is what a datagram takes of a socket's receive buffer beyond its bytes:
+	// Linux charges the sk_buff and the smallest head, 832 bytes even for an empty one.
+	datagramCost = 832
+	// datagramFree is how many bytes fit into that smallest head.
+	datagramFree = 128
+	// windowFloor is the smallest window that congestion leaves.
+	windowFloor = 4 * (datagramCost + 4096)
+	// maxReadChunk bounds the response packets of one READ request.
+	maxReadChunk = 1 << 15
+)
+
+// Outstanding PSNs stay below 2^23, or a PSN would not tell duplicates from news: the bound
+// per queue pair may be overrun by one READ request.
+const _ = uint(1<<23 - 1 - (maxPSNs + maxReadChunk))
+
+// Window bounds what all queue pairs of a wire together have in flight to one peer, in the
+// currency of the kernel that has to hold it: a lone datagram costs its sk_buff, about 832
+// bytes however small, so 16 queue pairs with 64 small packets each would drown a stock
+// socket buffer of 212,992 bytes. It grows while the peer keeps up and shrinks when packets
+// are lost or their round trip grows (additive increase, multiplicative decrease).
+//
+// It also keeps what belongs to the path and not to a queue pair: the round trip time.
+// Only the wire's owner touches it.
+type Window struct {
+	cfg   WindowConfig
+	limit int64
+	used  int64
+	// need is the least room that somebody was refused for, needReads the same of our own
+	// buffer; 0 when nobody was.
+	need, needReads int64
+	// grown collects acknowledged bytes until they are worth a packet's growth.
+	grown    int64
+	slowFrom int64 // from here on the window grows by one packet a round trip
+	cutAt    verbs.Instant
+	everCut  bool
+	// inbound is what READ responses that were asked for will take of our own buffer.
+	inbound int64
+
+	srtt, rttvar, minRTT time.Duration // srtt 0: nothing measured yet
+}
+
+// NewWindow makes an open window.
+func NewWindow(cfg WindowConfig) *Window {
+	w := &Window{}
+	w.Configure(cfg)
+	return w
+}
+
+// Configure replaces the configuration, as when the peer has told its buffer size, and
+// starts growth afresh. What is in flight and the round trip time stay.
+func (w *Window) Configure(cfg WindowConfig) {
+	def := func(v *int, d int) {
+		if *v <= 0 {
+			*v = d
+		}
+	}
+	def(&cfg.Initial, defaultInitial)
+	def(&cfg.Max, max(defaultMax, cfg.Initial))
+	def(&cfg.PSNs, defaultPSNs)
+	def(&cfg.Reads, defaultReads)
+	cfg.PSNs = min(cfg.PSNs, maxPSNs)
+	cfg.Initial = min(cfg.Initial, cfg.Max)
+	w.cfg = cfg
+	w.limit, w.slowFrom = int64(cfg.Initial), int64(cfg.Max)
+	w.grown, w.everCut = 0, false
+}
+
+// HasRoom reports whether queue pairs that got NextBlocked should try again.
+func (w *Window) HasRoom() bool {
+	if w.need == 0 && w.needReads == 0 {
+		return true
+	}
+	room := false
+	if w.need != 0 && w.used+w.need <= w.limit {
+		w.need, room = 0, true
+	}
+	if w.needReads != 0 && (w.inbound == 0 || w.inbound+w.needReads <= int64(w.cfg.Reads)) {
+		w.needReads, room = 0, true
+	}
+	return room
+}
+
+// Used and Limit return what is in flight and what may be.
+func (w *Window) Used() int { return int(w.used) }
+
+// Limit: see Used.
+func (w *Window) Limit() int { return int(w.limit) }
+
+// RTT returns the smoothed round trip time, 0 before the first measurement.
+func (w *Window) RTT() time.Duration { return w.srtt }
+
+// cost is what a packet with a payload of n bytes takes of the peer's buffer.
+func (w *Window) cost(n uint32) int64 {
+	if w.cfg.Trains {
+		// A train is one buffer of pages, about 1.15 times its bytes.
+		return int64(n+64) * 37 / 32
+	}
+	return datagramCost + int64(max(n, datagramFree)) - datagramFree
+}
+
+// refuse remembers that somebody wanted cost more bytes and did not get them.
+func (w *Window) refuse(cost int64) {
+	if w.need == 0 || cost < w.need {
+		w.need = cost
+	}
+}
+
+func (w *Window) charge(n int64) { w.used += n }
+
+// release gives n bytes back without a word on how it went: they were sent again.
+func (w *Window) release(n int64) {
+	w.used -= n
+	if w.used < 0 {
+		panic("BUG: qp: more bytes given back to a window than were charged")
+	}
+}
+
+// acked gives n acknowledged bytes back and lets the window grow if it was in the way: a
+// window that nobody fills says nothing about the path.
+func (w *Window) acked(n int64) {
+	full := w.used*2 >= w.limit
+	w.release(n)
+	if !full || w.limit >= int64(w.cfg.Max) {
+		return
+	}
+	if w.limit < w.slowFrom {
+		w.limit += n
+	} else if w.grown += n; w.grown >= w.limit {
+		w.grown -= w.limit
+		w.limit += datagramCost + 1024
+	}
+	w.limit = min(w.limit, int64(w.cfg.Max))
+}
+
+// lost tells the window that packets vanished: by a gap the receiver saw, or, worse, by
+// silence. It shrinks once a round trip.
+func (w *Window) lost(now verbs.Instant, silence bool) {
+	if silence {
+		w.cut(now, 1, 2)
+	} else {
+		w.cut(now, 7, 10)
+	}
+}
+
+func (w *Window) cut(now verbs.Instant, num, den int64) {
+	if w.everCut && now.Sub(w.cutAt) < max(w.srtt, time.Millisecond) {
+		return
+	}
+	w.everCut, w.cutAt = true, now
+	w.limit = max(w.limit*num/den, min(windowFloor, int64(w.cfg.Max)))
+	w.slowFrom, w.grown = w.limit, 0
+}
+
+// sample takes in one round trip of a packet that was sent once (Karn), as RFC 6298 does.
+func (w *Window) sample(now verbs.Instant, d time.Duration) {
+	d = max(d, 1)
+	if w.srtt == 0 {
+		w.srtt, w.rttvar, w.minRTT = d, d/2, d
+		return
+	}
+	diff := d - w.srtt
+	w.srtt += diff / 8
+	w.rttvar += (max(diff, -diff) - w.rttvar) / 4
+	w.minRTT = min(d, w.minRTT+w.minRTT/1024+1) // forget an old path slowly
+	if w.srtt > 2*w.minRTT+2*time.Millisecond {
+		w.cut(now, 7, 8) // a queue is building up; scheduling jitter stays below 2 ms
+	}
+}
+
+const (
+	// rtoFloor keeps a garbage collection or a busy scheduler at the peer from being taken
+	// for loss; rtoUnknown serves until a round trip was measured.
+	rtoFloor   = 3 * time.Millisecond
+	rtoUnknown = 10 * time.Millisecond
+	rtoCeiling = time.Second
+	// maxBackoff bounds the doublings of repeated early retransmissions.
+	maxBackoff = 8
+)
+
+// rto is how long an answer may take before packets are sent again early; backoff doubles it.
+func (w *Window) rto(backoff uint8) time.Duration {
+	d := rtoUnknown
+	if w.srtt != 0 {
+		d = max(w.srtt+4*w.rttvar, rtoFloor)
+	}
+	return min(d<<min(backoff, maxBackoff), rtoCeiling)
+}
+
+// readChunk is how many response packets one READ request asks for at the most: half of
+// what our buffer may take, so that the next request overlaps the answers to the last. It
+// does not change while a queue pair lives in RTS, because a request that is sent again
+// must stay inside the one that the responder remembers.
+func (w *Window) readChunk(mtu uint32) uint32 {
+	n := int64(w.cfg.Reads) / 2 / w.readCost(mtu)
+	return uint32(min(max(n, 1), maxReadChunk))
+}
+
+// readCost is what one READ response packet takes of our own buffer.
+func (w *Window) readCost(mtu uint32) int64 { return datagramCost + int64(mtu) }
+
+// readRoom reports whether n more response packets may be asked for.
+func (w *Window) readRoom(n, mtu uint32) bool {
+	return w.inbound == 0 || w.inbound+int64(n)*w.readCost(mtu) <= int64(w.cfg.Reads)
+}
+
+// refuseReads remembers that somebody wanted to ask for n response packets.
+func (w *Window) refuseReads(n, mtu uint32) {
+	if c := int64(n) * w.readCost(mtu); w.needReads == 0 || c < w.needReads {
+		w.needReads = c
+	}
+}
+
+func (w *Window) chargeReads(n, mtu uint32) { w.inbound += int64(n) * w.readCost(mtu) }
+
+func (w *Window) releaseReads(n, mtu uint32) {
+	w.inbound -= int64(n) * w.readCost(mtu)
+	if w.inbound < 0 {
+		panic("BUG: qp: more READ responses given back to a window than were charged")
+	}
+}
