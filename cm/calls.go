@@ -231,6 +231,10 @@ func (c *CM) giveUp(now verbs.Instant, cn *conn, reason verbs.RejectReason, priv
 			// Linux looks a "timeout" up by our GUID and ID, and knows neither.
 			cn.reason = verbs.RejectConsumer
 		}
+	case RepSent, MRARepRcvd:
+		if cn.sent&sendAgain == 0 {
+			cn.rejects = roce.MessageREQ // the REP has not left
+		}
 	}
 	c.send(cn, sendREJ)
 	c.end(now, cn, Rejecting)
@@ -338,16 +342,15 @@ func (c *CM) Destroy(now verbs.Instant, id ConnID) {
 	case ReqSent, MRAReqRcvd, RepRcvd, ReqRcvd, RepSent, MRARepRcvd:
 		c.giveUp(now, cn, verbs.RejectConsumer, nil)
 	case Connected:
-		tid := c.dreqTID(cn)
-		c.end(now, cn, Timewait)
-		cn.mad = new([roce.MADLen]byte)
-		h := roce.NewCMMAD(roce.AttrDREQ, tid)
-		h.PutHeader(cn.mad[:])
-		dreqOf(cn, nil).Put(cn.mad[roce.MADHeaderLen:])
-		cn.sent &^= sendAgain
-		c.send(cn, sendAgain)
+		c.disconnect(now, cn, nil)
+		fallthrough
 	case DreqSent:
+		mad, unsent := cn.mad, cn.pending&sendAgain != 0
 		c.end(now, cn, Timewait)
+		if unsent {
+			cn.mad = mad
+			c.send(cn, sendAgain)
+		}
 	}
 }
 

@@ -159,6 +159,11 @@ func (c *CM) repeatedREQ(in input, cn *conn) {
 		c.beg(in.now, cn)
 	case Rejecting:
 		if !cn.active {
+			// Whoever repeats the REQ has not seen a REP and does not know our ID: say it so
+			// that it is understood, as giveUp does.
+			if cn.rejects = roce.MessageREQ; cn.reason == verbs.RejectTimeout {
+				cn.reason = verbs.RejectConsumer
+			}
 			c.send(cn, sendREJ)
 		}
 	case Timewait:
@@ -330,6 +335,10 @@ func (c *CM) handleRTU(in input, m *roce.RTU) {
 		cn.commEst = false
 		c.counters.RTULate.Add(1)
 		c.emit(cn, Event{Type: RTULate, PrivateData: slices.Clone(m.PrivateData)})
+	case Rejecting:
+		// Our REJ and the RTU crossed, or the REJ was lost and the peer believes itself connected.
+		c.counters.Duplicate[RTU].Add(1)
+		c.send(cn, sendREJ)
 	default:
 		c.drop(DropState)
 	}
