@@ -18,6 +18,8 @@ type resource struct {
 	length uint32
 	msn    uint32
 	atomic bool
+	// answered: the whole answer was sent once.
+	answered bool
 	// due: packets next to the one that holds byte end-1 are still to be sent. from is
 	// where this answer began: there stands a first or only packet.
 	due        bool
@@ -44,14 +46,25 @@ func (s *responder) nextSlot() uint32 {
 
 // hasResource reports whether one more READ or atomic may be taken on. It takes the place of
 // the oldest: the peer may have no more outstanding than there are slots, so it has that
-// one's answer, unless we owe it still; then the peer asks for more than was agreed.
-func (s *responder) hasResource() bool { return len(s.res) != 0 && !s.res[s.nextSlot()].due }
+// one's answer, unless it was never sent; then the peer asks for more than was agreed.
+func (s *responder) hasResource() bool {
+	if len(s.res) == 0 {
+		return false
+	}
+	r := &s.res[s.nextSlot()]
+	return !r.due || r.answered
+}
 
-// newResource returns the slot for it, after hasResource said yes.
+// newResource returns the slot for it, after hasResource said yes. What is still due there is
+// an answer to a late duplicate, which nobody waits for.
 func (s *responder) newResource() *resource {
 	s.resLast = s.nextSlot()
 	s.resN = min(s.resN+1, uint32(len(s.res)))
-	return &s.res[s.resLast]
+	r := &s.res[s.resLast]
+	if r.due {
+		s.paid(r)
+	}
+	return r
 }
 
 // resize changes the number of resources and keeps the newest.
@@ -178,9 +191,12 @@ func (q *QP) nextResponse(now verbs.Instant, out *Out) bool {
 		return true
 	}
 	p := &out.Packet
+	if s.nak == roce.NakPSNSeq && s.epsn >= s.ahead {
+		s.nak, s.ackDue = 0, true // the batch that brought the gap closed it, too
+	}
 	switch {
 	case s.nak != 0:
-		q.nakInto(p)
+		q.nakInto(p, s.epsn)
 		return true
 	case s.ackDue:
 		s.ackDue = false
@@ -192,11 +208,12 @@ func (q *QP) nextResponse(now verbs.Instant, out *Out) bool {
 	return false
 }
 
-// nakInto sends the NAK that is due; it acknowledges everything before it.
-func (q *QP) nakInto(p *roce.Packet) {
+// nakInto sends the NAK that is due, of seq; it acknowledges everything before.
+func (q *QP) nakInto(p *roce.Packet, seq uint64) {
 	s := &q.resp
 	c := &q.env.Counters
-	q.header(p, roce.RCAck, psnOf(s.nakSeq))
+	s.quiet = true
+	q.header(p, roce.RCAck, psnOf(seq))
 	p.AETH = roce.AETH{Syndrome: s.nak, MSN: s.msn & 0xFFFFFF}
 	if roce.IsRNR(s.nak) {
 		c.RNRNaksSent.Add(1)
@@ -230,9 +247,9 @@ func (q *QP) answer(now verbs.Instant, out *Out) {
 		// The region went away under the READ.
 		seq := r.first + uint64(r.next)
 		s.silence()
-		s.nak, s.nakSeq, s.fatal = roce.NakRemAccess, seq, true
+		s.nak, s.fatal = roce.NakRemAccess, true
 		q.selfErr(now, EvQPAccessErr)
-		q.nakInto(p)
+		q.nakInto(p, seq)
 		return
 	}
 	place := 0
@@ -254,7 +271,7 @@ func (q *QP) answer(now verbs.Instant, out *Out) {
 }
 
 func (s *responder) paid(r *resource) {
-	r.due = false
+	r.due, r.answered = false, true
 	s.resDue--
 	s.answering = nil
 }

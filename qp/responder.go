@@ -19,16 +19,16 @@ type responder struct {
 	rkey   uint32
 	length uint32
 
-	// What is owed: an ACK of all that was done (ackDue), a NAK (nak, 0 for none) for
-	// nakSeq, READ responses and atomics' answers in res. fatal says that the NAK is the
-	// reason for which the queue pair went to ERR: it is sent even there.
+	// What is owed: an ACK of all that was done (ackDue), a NAK (nak, 0 for none) of epsn,
+	// READ responses and atomics' answers in res. fatal says that the NAK is the reason for
+	// which the queue pair went to ERR: it is sent even there.
 	ackDue bool
 	fatal  bool
 	nak    uint8
-	nakSeq uint64
-	// quiet: the gap or the missing receive at epsn was reported. What lies behind it is
-	// dropped without a word until it comes.
+	// quiet: the gap or the missing receive at epsn is reported, or about to be. What lies
+	// behind it is dropped without a word until it comes; ahead is one past the newest drop.
 	quiet bool
+	ahead uint64
 
 	// res remembers the last READs and atomics, so that they can be answered again:
 	// a ring, resN of them, the newest at resLast. resDue counts those with answers due;
@@ -83,18 +83,22 @@ func (q *QP) handleRequest(now verbs.Instant, p *roce.Packet) {
 		return
 	case d > 0:
 		q.env.Counters.OutOfOrder.Add(1)
+		s.ahead = max(s.ahead, s.epsn+uint64(d)+1)
 		if !s.quiet {
 			// IBTA Vol 1, 9.7.5.1.3: one NAK for a gap, then silence until it closes.
-			s.quiet = true
-			s.nak, s.nakSeq = roce.NakPSNSeq, s.epsn
+			s.quiet, s.nak = true, roce.NakPSNSeq
 		}
 		return
 	}
 	if q.state == verbs.QPRTR {
 		q.establish(now)
 	}
-	// What was expected has come: a NAK of it that has not left need not leave any more.
-	s.quiet, s.nak = false, 0
+	s.quiet = false
+	if s.nak != 0 {
+		// What was expected has come before the NAK of it has left. The NAK will be for what
+		// is then expected, if it was dropped meanwhile: see nakInto.
+		s.nak = roce.NakPSNSeq
+	}
 	op := p.Opcode
 	if op.StartsMessage() != (s.mode == betweenMessages) ||
 		s.mode == inSend && !op.IsSend() || s.mode == inWrite && !op.IsWrite() {
@@ -118,14 +122,14 @@ func (q *QP) handleRequest(now verbs.Instant, p *roce.Packet) {
 // refuse answers the request at epsn with a NAK that ends the connection.
 func (q *QP) refuse(now verbs.Instant, syndrome uint8, ev EventSet) {
 	s := &q.resp
-	s.nak, s.nakSeq, s.fatal = syndrome, s.epsn, true
+	s.nak, s.fatal = syndrome, true
 	q.selfErr(now, ev)
 }
 
 // notReady answers the request at epsn with an RNR NAK: no receive is posted.
 func (q *QP) notReady() {
 	s := &q.resp
-	s.nak, s.nakSeq, s.quiet = roce.RNRNak(q.attr.MinRNRTimer), s.epsn, true
+	s.nak, s.quiet = roce.RNRNak(q.attr.MinRNRTimer), true
 }
 
 // recvReady reports whether a receive WQE is there to be used.
