@@ -2,6 +2,7 @@ package wire
 
 import (
 	"net/netip"
+	"sync/atomic"
 
 	"github.com/doorbell-rdma/doorbell/qp"
 )
@@ -15,6 +16,22 @@ type peer struct {
 	// blocked is a FIFO of queue pairs that wait for room in the window.
 	blockedFirst, blockedLast *QP
 	lastID                    uint16
+	// busy: something is under way to the peer. Written by the owner, read by posters.
+	busy atomic.Bool
+}
+
+// note brings busy up to date.
+func (p *peer) note() {
+	if b := p.window.Used() > 0; b != p.busy.Load() {
+		p.busy.Store(b)
+	}
+}
+
+// PeerBusy reports whether something is under way to the queue pair's peer, so that its
+// answer will soon make the owner look. Any goroutine.
+func (q *QP) PeerBusy() bool {
+	p := q.posterPeer.Load()
+	return p != nil && p.busy.Load()
 }
 
 func (w *Wire) joinPeer(q *QP) {
@@ -25,6 +42,7 @@ func (w *Wire) joinPeer(q *QP) {
 	}
 	p.refs++
 	q.peer = p
+	q.posterPeer.Store(p)
 	q.q.SetWindow(p.window)
 }
 
@@ -34,6 +52,7 @@ func (w *Wire) leavePeer(q *QP) {
 		return
 	}
 	q.peer = nil
+	q.posterPeer.Store(nil)
 	if q.blocked {
 		p.unblock(q)
 	}

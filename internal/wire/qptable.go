@@ -113,3 +113,12 @@ func (t *qpTable) release(n verbs.QPN) {
 	t.free = append(t.free, slot)
 	t.live--
 }
+
+// each calls f for every queue pair; f may release it.
+func (t *qpTable) each(f func(*QP)) {
+	for i := range t.slots {
+		if q := t.slots[i].qp; q != nil {
+			f(q)
+		}
+	}
+}

@@ -10,10 +10,12 @@ import (
 
 // receive takes one batch of buffers from the link and hands their datagrams on.
 func (w *Wire) receive(now verbs.Instant) (work int) {
+	w.full = false
 	if w.failed != nil {
 		return 0
 	}
 	n, err := w.link.Recv(w.rx[:])
+	w.full = n == len(w.rx)
 	if err != nil {
 		w.failed = err
 		return 0
@@ -94,6 +96,7 @@ func (w *Wire) receiveDatagram(now verbs.Instant, rx *link.Rx, b []byte, seg int
 	w.after(q)
 	if q.peer != nil {
 		w.wakeBlocked(q.peer)
+		q.peer.note()
 	}
 }
 

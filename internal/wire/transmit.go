@@ -114,6 +114,9 @@ packets:
 	}
 	w.tx.owner = nil // trains are of one queue pair's turn
 	w.timers.update(q, q.q.Deadline())
+	if q.peer != nil {
+		q.peer.note()
+	}
 	if again {
 		w.schedule(q)
 		work++

@@ -101,6 +101,7 @@ type Wire struct {
 	in     roce.Packet
 	out    qp.Out
 	mad    cm.Out
+	full   bool // the last receive filled its batch
 	failed error
 }
 
@@ -182,6 +183,24 @@ func (w *Wire) Transmit(now verbs.Instant) (work int) {
 func (w *Wire) Pending() bool {
 	return w.failed == nil && w.tx.deadline() == verbs.Never && (w.run.n > 0 || w.cm.Pending()) || !w.ready.empty()
 }
+
+// More reports whether the last step may have left something undone because of a bound.
+func (w *Wire) More() bool { return w.full || w.Pending() }
+
+// Shutdown says goodbye to the peers of all connections, once, and forgets everything. The
+// wire must not be used afterwards.
+func (w *Wire) Shutdown(now verbs.Instant) {
+	for _, c := range w.conns {
+		w.Destroy(now, c)
+	}
+	w.transmit(now)
+	w.qps.each(func(q *QP) { w.DestroyQP(now, q) })
+	if w.failed == nil {
+		w.failed = errShutdown
+	}
+}
+
+var errShutdown = errors.New("wire: shut down")
 
 // NextDeadline returns when Step must be called again at the latest; verbs.Never for no
 // such time. It may be earlier than anything really happens.

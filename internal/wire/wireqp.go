@@ -17,8 +17,9 @@ type QP struct {
 	// Tag is the owner's side's to use.
 	Tag any
 
-	marked    atomic.Bool // on the ready list
-	nextReady *QP         // owned by whoever's push set marked, then by the wire's owner
+	marked     atomic.Bool          // on the ready list
+	nextReady  *QP                  // owned by whoever's push set marked, then by the wire's owner
+	posterPeer atomic.Pointer[peer] // the same as peer, for posters
 
 	// The rest belongs to the wire's owner.
 

@@ -1,0 +1,188 @@
+package transport
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"time"
+
+	"github.com/doorbell-rdma/doorbell/cm"
+	"github.com/doorbell-rdma/doorbell/internal/wire"
+	"github.com/doorbell-rdma/doorbell/roce"
+	"github.com/doorbell-rdma/doorbell/verbs"
+)
+
+// Port is the UDP port of RoCEv2.
+const Port = roce.Port
+
+// Config says how to open a device. The zero value binds port 4791 on every address.
+type Config struct {
+	// Bind is the local address and UDP port. An invalid or unspecified address means
+	// all addresses, IPv4 and IPv6; port 0 means 4791. Other ports work between Doorbell
+	// devices only: everyone else sends to 4791.
+	Bind netip.AddrPort
+	// AnyPort lets the system choose the UDP port, when Bind names none.
+	AnyPort bool
+	// RecvBuffer and SendBuffer are the socket buffers to ask for, in bytes; 0 means 4 MiB,
+	// negative leaves the system's default. The system may grant less: see Warnings.
+	RecvBuffer, SendBuffer int
+	// NoGSO and NoGRO switch segmentation and receive offload off.
+	NoGSO, NoGRO bool
+	// MaxMTU bounds the path MTU of connections; 0 means what the interface carries.
+	MaxMTU verbs.MTU
+	// Spin is how long a wait polls before it sleeps: 0 means 50 us, negative not at all.
+	Spin time.Duration
+	// ConnectTimeout is how long Dial waits for an answer to its REQ, and how long the
+	// passive side waits for an RTU: 0 means 5 s.
+	ConnectTimeout time.Duration
+	// Logger hears of state changes and refusals, never of packets; nil is silent.
+	Logger *slog.Logger
+	// Tap, when not nil, is handed a copy of every datagram sent and received, on a
+	// goroutine of its own. When it is slow datagrams are skipped and counted
+	// (Counters.TapSkipped); the data path never waits for it.
+	Tap func(*TapPacket)
+}
+
+func (c *Config) bind() netip.AddrPort {
+	addr, port := c.Bind.Addr().Unmap(), c.Bind.Port()
+	if !addr.IsValid() {
+		addr = netip.IPv6Unspecified()
+	}
+	if port == 0 && !c.AnyPort {
+		port = Port
+	}
+	return netip.AddrPortFrom(addr, port)
+}
+
+func (c *Config) spin() time.Duration {
+	if c.Spin == 0 {
+		return 50 * time.Microsecond
+	}
+	return max(c.Spin, 0)
+}
+
+func (c *Config) cm() cm.Config {
+	return cm.Config{ConnectTimeout: c.ConnectTimeout, AcceptTimeout: c.ConnectTimeout}
+}
+
+// ConnParam is what a side brings into a connection. The zero value is useful: the
+// connection gets a queue pair and a completion queue of its own.
+type ConnParam struct {
+	// PrivateData reaches the peer's program with the REQ (at most 56 bytes) or the REP
+	// (at most 196). The peer sees it zero-padded to that length.
+	PrivateData []byte
+	// Recv is posted before the connection can carry anything, so that the peer's first
+	// message finds a receive.
+	Recv []verbs.RecvWR
+	// Prepare, when not nil, is called with the queue pair in INIT, after Recv was posted
+	// and before anything is sent; an error ends the attempt and is returned.
+	Prepare func(*QP) error
+	// PD is the protection domain; nil means the device's own.
+	PD *PD
+	// SendCQ and RecvCQ are where completions go; nil ones are made for the connection,
+	// one for both if both are nil, and closed with it.
+	SendCQ, RecvCQ *CQ
+	// Cap sizes the queue pair; zero fields take the defaults of verbs.QPCap.
+	Cap verbs.QPCap
+	// SQSigAll makes every send signaled.
+	SQSigAll bool
+	// MTU is the path MTU to ask for (Dial) or the largest to accept (Accept); 0 means the
+	// device's largest.
+	MTU verbs.MTU
+	// ResponderResources is how many READs and atomics of the peer are served at a time,
+	// InitiatorDepth how many of ours may be outstanding: 0 means 16, negative none, at
+	// most 128. The connection uses the smaller of both sides' values.
+	ResponderResources, InitiatorDepth int
+	// RetryCnt is how often an unanswered request is repeated before the connection fails:
+	// 0 means 7, negative none, at most 7.
+	RetryCnt int
+	// RNRRetry is how often the peer repeats a message that found no receive here: 0 means
+	// without end (7), negative none, at most 7.
+	RNRRetry int
+	// AckTimeout is how long an answer may take before it counts as a retry, rounded up to
+	// 4.096 us times a power of two: 0 means 268 ms, negative means for ever. A peer that
+	// is gone is noticed after (RetryCnt+1) times as long. Repairs of lost packets do not
+	// wait for it.
+	AckTimeout time.Duration
+	// MinRNRTimer is how long a peer waits before it repeats a message that found no
+	// receive here, rounded to what RNR NAKs can say (10 us to 655 ms): 0 means 40 us.
+	MinRNRTimer time.Duration
+	// Access is what the peer may do through the queue pair; 0 means remote write, read
+	// and atomics, each still subject to the rights of the region.
+	Access verbs.Access
+	// RemotePort is the peer's UDP port (Dial); 0 means 4791.
+	RemotePort uint16
+}
+
+// ErrPrivateData: more private data than the message carries.
+var ErrPrivateData = errors.New("transport: too much private data")
+
+// Private data limits in bytes, of the REQ behind its IP CM header and of the REP.
+const (
+	MaxDialPrivateData   = 56
+	MaxAcceptPrivateData = 196
+	MaxRejectPrivateData = 148
+)
+
+// smallInt resolves a parameter with a default for zero and none for negative values.
+func smallInt(name string, v, def, limit int) (uint8, error) {
+	switch {
+	case v == 0:
+		return uint8(def), nil
+	case v < 0:
+		return 0, nil
+	case v > limit:
+		return 0, fmt.Errorf("transport: %s is %d, want at most %d", name, v, limit)
+	}
+	return uint8(v), nil
+}
+
+// resolve turns the parameters into what the wire takes, or says what is wrong with them.
+func (p *ConnParam) resolve(maxPrivate int, maxMTU verbs.MTU) (c wire.ConnParam, err error) {
+	if len(p.PrivateData) > maxPrivate {
+		return c, fmt.Errorf("%w: %d bytes, want at most %d", ErrPrivateData, len(p.PrivateData), maxPrivate)
+	}
+	c.PrivateData = p.PrivateData
+	var errs [4]error
+	c.ResponderResources, errs[0] = smallInt("ResponderResources", p.ResponderResources, 16, 128)
+	c.InitiatorDepth, errs[1] = smallInt("InitiatorDepth", p.InitiatorDepth, 16, 128)
+	c.RetryCnt, errs[2] = smallInt("RetryCnt", p.RetryCnt, 7, 7)
+	c.RNRRetry, errs[3] = smallInt("RNRRetry", p.RNRRetry, 7, 7)
+	if err := errors.Join(errs[:]...); err != nil {
+		return c, err
+	}
+	switch {
+	case p.AckTimeout == 0:
+		c.Timeout = 16
+	case p.AckTimeout > 0:
+		c.Timeout = verbs.AckTimeoutFor(p.AckTimeout)
+	}
+	c.MinRNRTimer = rnrTimer(p.MinRNRTimer)
+	c.MTU = p.MTU
+	if c.MTU == 0 {
+		c.MTU = maxMTU
+	}
+	if !c.MTU.Valid() {
+		return c, fmt.Errorf("transport: MTU code %d, want 1 (256 bytes) to 5 (4096 bytes)", uint8(p.MTU))
+	}
+	c.MTU = min(c.MTU, maxMTU)
+	c.Access = p.Access
+	if c.Access == 0 {
+		c.Access = verbs.RemoteWrite | verbs.RemoteRead | verbs.RemoteAtomic
+	}
+	return c, nil
+}
+
+// rnrTimer returns the shortest code that waits at least d.
+func rnrTimer(d time.Duration) verbs.RNRTimer {
+	if d <= 0 {
+		d = 40 * time.Microsecond
+	}
+	for c := verbs.RNRTimer(1); c <= verbs.MaxRNRTimer; c++ {
+		if c.Duration() >= d {
+			return c
+		}
+	}
+	return 0 // the longest
+}

@@ -1,0 +1,209 @@
+package transport
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/doorbell-rdma/doorbell/internal/park"
+	"github.com/doorbell-rdma/doorbell/qp"
+	"github.com/doorbell-rdma/doorbell/verbs"
+)
+
+// CQ is a completion queue, shared by any number of queue pairs. All methods may be called
+// by any goroutine; completions of one queue pair come out in order.
+//
+// A completion queue must have room for everything that can complete before it is polled:
+// one that overflows is in error for good, and its queue pairs with it.
+type CQ struct {
+	dev   *Device
+	lanes []*qp.CQ // one for each of the device's wires
+	bell  park.Bell
+
+	mu   sync.Mutex // held while completions are taken out
+	next int        // the lane to look at first
+
+	users  atomic.Int32 // queue pairs
+	closed atomic.Bool
+}
+
+// CreateCQ makes a completion queue for at least depth completions, 1 to 1<<22.
+func (d *Device) CreateCQ(depth int) (*CQ, error) {
+	if depth < 1 || depth > 1<<22 {
+		return nil, fmt.Errorf("transport: completion queue depth %d, want 1 to %d", depth, 1<<22)
+	}
+	c := &CQ{dev: d}
+	for range d.ports {
+		lane := qp.NewCQ(depth)
+		lane.Tag = c
+		c.lanes = append(c.lanes, lane)
+	}
+	if !d.track(c) {
+		return nil, ErrClosed
+	}
+	return c, nil
+}
+
+// Poll moves up to len(wc) completions into wc and returns how many. It never blocks: when
+// there are none it drives the device by at most one bounded step and looks again. Polling
+// is all it takes to make progress.
+func (c *CQ) Poll(wc []verbs.WC) int {
+	if n := c.take(wc); n > 0 || len(wc) == 0 {
+		return n
+	}
+	c.dev.drive()
+	return c.take(wc)
+}
+
+func (c *CQ) take(wc []verbs.WC) (n int) {
+	if c.empty() {
+		return 0
+	}
+	c.mu.Lock()
+	for i := range c.lanes {
+		lane := c.lanes[(c.next+i)%len(c.lanes)]
+		n += lane.Poll(wc[n:])
+		if n == len(wc) {
+			break
+		}
+	}
+	c.next++
+	if c.next >= len(c.lanes) {
+		c.next = 0
+	}
+	c.mu.Unlock()
+	return n
+}
+
+func (c *CQ) empty() bool {
+	for _, lane := range c.lanes {
+		if !lane.Empty() {
+			return false
+		}
+	}
+	return true
+}
+
+func (c *CQ) overrun() bool {
+	for _, lane := range c.lanes {
+		if lane.Overrun() {
+			return true
+		}
+	}
+	return false
+}
+
+// Len returns the number of completions that are waiting.
+func (c *CQ) Len() (n int) {
+	for _, lane := range c.lanes {
+		n += lane.Len()
+	}
+	return n
+}
+
+// Wait blocks until a completion is there, and takes none. It polls for Config.Spin and then
+// sleeps. It returns ctx.Err() when ctx ends first, ErrClosed when the queue is closed, and
+// ErrCQOverrun when the queue is empty and has lost a completion. A completion that is there
+// wins over all of them.
+func (c *CQ) Wait(ctx context.Context) error {
+	for {
+		if !c.empty() {
+			return nil
+		}
+		if err := c.stopped(ctx); err != nil {
+			return err
+		}
+		if c.dev.spin > 0 && c.spin(ctx) {
+			continue
+		}
+		// Armed first, looked at again after: a completion from now on rings.
+		ticket := c.bell.Arm()
+		if c.dev.spin > 0 {
+			c.dev.drive()
+		}
+		if !c.empty() || c.stopped(ctx) != nil {
+			c.bell.Disarm()
+			continue
+		}
+		c.sleep(ctx, ticket)
+	}
+}
+
+// sleep parks until the bell rings or ctx ends; Wait finds out which.
+func (c *CQ) sleep(ctx context.Context, ticket park.Ticket) {
+	c.dev.handBack()
+	if c.dev.seats.TryTake() {
+		defer c.dev.seats.Leave()
+		_ = c.bell.SleepThread(ctx, ticket, -1)
+		return
+	}
+	_ = c.bell.Sleep(ctx, ticket, -1)
+}
+
+// spin polls for a while; false when that found nothing.
+func (c *CQ) spin(ctx context.Context) bool {
+	if !park.TrySpin() {
+		return false
+	}
+	defer park.EndSpin()
+	done := ctx.Done()
+	for start := time.Now(); ; {
+		for range 32 {
+			c.dev.drive()
+			if !c.empty() {
+				return true
+			}
+			park.Pause()
+		}
+		select {
+		case <-done:
+			return true
+		default:
+		}
+		if c.closed.Load() || time.Since(start) >= c.dev.spin {
+			return false
+		}
+	}
+}
+
+func (c *CQ) stopped(ctx context.Context) error {
+	if c.closed.Load() {
+		return ErrClosed
+	}
+	if c.overrun() {
+		return ErrCQOverrun
+	}
+	return ctx.Err()
+}
+
+// Next waits for one completion and returns it; a completion in error comes with its status
+// as the error. Errors without a completion are those of Wait.
+func (c *CQ) Next(ctx context.Context) (verbs.WC, error) {
+	var wc [1]verbs.WC
+	for {
+		if c.Poll(wc[:]) == 1 {
+			return wc[0], wc[0].Err()
+		}
+		if err := c.Wait(ctx); err != nil {
+			return verbs.WC{}, err
+		}
+	}
+}
+
+// Close ends the queue; waiters return ErrClosed. It fails with ErrInUse while queue pairs
+// use it.
+func (c *CQ) Close() error {
+	if c.users.Load() > 0 {
+		return ErrInUse
+	}
+	c.shut()
+	c.dev.untrack(c)
+	return nil
+}
+
+func (c *CQ) shut() {
+	c.closed.Store(true)
+	c.bell.Ring()
+}

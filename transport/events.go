@@ -1,0 +1,162 @@
+package transport
+
+import (
+	"context"
+	"math/bits"
+	"slices"
+	"sync"
+
+	"github.com/doorbell-rdma/doorbell/cm"
+	"github.com/doorbell-rdma/doorbell/internal/wire"
+	"github.com/doorbell-rdma/doorbell/qp"
+	"github.com/doorbell-rdma/doorbell/verbs"
+)
+
+// eventKinds numbers the events that can be pending on a queue pair, a bit each.
+var eventKinds = [...]verbs.EventType{
+	verbs.EventCQErr, verbs.EventQPFatal, verbs.EventQPReqErr, verbs.EventQPAccessErr, verbs.EventCommEst,
+	verbs.EventSQDrained, verbs.EventQPLastWQEReached, verbs.EventPathMTU,
+	verbs.EventEstablished, verbs.EventRTU, verbs.EventDisconnected,
+}
+
+// eventQueue holds the queue pairs with pending events. An event that is raised again before
+// anybody read it is one event, so a queue that nobody reads is bounded by the queue pairs.
+type eventQueue struct {
+	mu    sync.Mutex
+	queue []*QP
+	wake  chan struct{} // holds one token while queue may have something
+}
+
+func (e *eventQueue) raise(q *QP, t verbs.EventType) {
+	i := slices.Index(eventKinds[:], t)
+	if i < 0 {
+		return
+	}
+	if q.events.Or(1<<i) != 0 {
+		return // on the queue already
+	}
+	e.mu.Lock()
+	e.queue = append(e.queue, q)
+	e.mu.Unlock()
+	select {
+	case e.wake <- struct{}{}:
+	default:
+	}
+}
+
+// take returns one event, false when there is none.
+func (e *eventQueue) take() (*QP, verbs.EventType, bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for len(e.queue) > 0 {
+		q := e.queue[0]
+		set := q.events.Load()
+		if set == 0 {
+			e.queue = e.queue[1:]
+			continue
+		}
+		i := bits.TrailingZeros32(set)
+		if q.events.And(^uint32(1<<i)) == 1<<i {
+			e.queue = e.queue[1:]
+		}
+		return q, eventKinds[i], true
+	}
+	e.queue = nil
+	return nil, 0, false
+}
+
+// NextEvent waits for an asynchronous event of any of the device's queue pairs and returns
+// it. Nobody has to read events: what is not read does not pile up. It returns ErrClosed when
+// the device is closed, ctx.Err() when ctx ends first.
+func (d *Device) NextEvent(ctx context.Context) (verbs.Event, error) {
+	for {
+		if q, t, ok := d.events.take(); ok {
+			ev := verbs.Event{Type: t, QPN: q.Num()}
+			if t == verbs.EventRTU {
+				q.mu.Lock()
+				ev.PrivateData = q.rtuData
+				q.mu.Unlock()
+			}
+			// There may be more, and more than one reader.
+			select {
+			case d.events.wake <- struct{}{}:
+			default:
+			}
+			return ev, nil
+		}
+		select {
+		case <-d.events.wake:
+		case <-d.done:
+			return verbs.Event{}, ErrClosed
+		case <-ctx.Done():
+			return verbs.Event{}, ctx.Err()
+		}
+	}
+}
+
+// upcalls is what a port's wire tells the device. It runs under the wire's role, so it only
+// sets bits, closes channels and rings bells.
+type upcalls struct{ p *port }
+
+func (u upcalls) ConnRequest(c *wire.Conn, req *cm.Event) {
+	d := u.p.dev
+	r := &ConnRequest{dev: d, port: u.p, conn: c, private: req.PrivateData, srcPort: req.Req.SrcPort}
+	c.Tag = r
+	d.mu.RLock()
+	l := d.listeners[req.Service]
+	d.mu.RUnlock()
+	if l != nil && (!l.addr.Addr().IsValid() || l.addr.Addr().IsUnspecified() || l.addr.Addr() == c.Path.Local) {
+		select {
+		case l.queue <- r:
+			return
+		default:
+		}
+	}
+	// Not for this listener, or it has just gone: refused, but not from within the step.
+	go func() { _ = r.Reject(verbs.RejectInvalidServiceID, nil) }()
+}
+
+func (u upcalls) ConnEvent(c *wire.Conn, t verbs.EventType, private []byte) {
+	q, ok := c.Tag.(*QP)
+	if !ok {
+		return // a request that was never accepted; Accept will say so
+	}
+	switch t {
+	case verbs.EventEstablished:
+		if q.conn == nil || !c.Passive() {
+			q.link.established(private)
+		} else {
+			q.link.established(nil) // what the REQ brought stays
+		}
+		u.p.dev.events.raise(q, t)
+	case verbs.EventRTU:
+		q.mu.Lock()
+		q.rtuData = private
+		q.mu.Unlock()
+		u.p.dev.events.raise(q, t)
+	case verbs.EventRejected:
+		q.link.end(&RejectError{Reason: c.Reason, PrivateData: private})
+	case verbs.EventUnreachable:
+		q.link.end(ErrUnreachable)
+	case verbs.EventConnectError:
+		q.link.end(ErrBadState)
+	case verbs.EventDisconnected:
+		q.link.end(nil)
+		u.p.dev.events.raise(q, t)
+	}
+}
+
+func (u upcalls) QPEvent(wq *wire.QP, t verbs.EventType) {
+	if q, ok := wq.Tag.(*QP); ok {
+		u.p.dev.events.raise(q, t)
+		if t == verbs.EventCQErr {
+			// Waiters learn of the overrun once they have taken what is left.
+			q.sendCQ.bell.RingVia(u.p.dev.waker)
+			q.recvCQ.bell.RingVia(u.p.dev.waker)
+		}
+	}
+}
+
+func (u upcalls) Completions(lane *qp.CQ, _ bool) {
+	lane.Tag.(*CQ).bell.RingVia(u.p.dev.waker)
+}

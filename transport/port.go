@@ -1,0 +1,146 @@
+package transport
+
+import (
+	"errors"
+	"runtime"
+	"time"
+
+	"github.com/doorbell-rdma/doorbell/internal/role"
+	"github.com/doorbell-rdma/doorbell/internal/udp"
+	"github.com/doorbell-rdma/doorbell/internal/wire"
+	"github.com/doorbell-rdma/doorbell/verbs"
+)
+
+// nap is how long the wire's thread rests while others drive: packets and deadlines are
+// late by at most this much.
+const nap = 500 * time.Microsecond
+
+// port is one wire with its socket, its thread and the role that says who may drive it.
+type port struct {
+	dev   *Device
+	index int
+	sock  *udp.Socket
+	poll  *udp.Poller
+	wire  *wire.Wire
+	role  *role.Role
+
+	transmit func() // sends what posters left; made once, so that a post allocates nothing
+	failed   bool   // the link's death was reported; owner of the role
+	done     chan struct{}
+}
+
+func newPort(d *Device, index int, sock *udp.Socket) (*port, error) {
+	p := &port{dev: d, index: index, sock: sock, done: make(chan struct{})}
+	var tap wire.Tap
+	if d.tap != nil {
+		tap = d.tap
+	}
+	var err error
+	p.wire, err = wire.New(wire.Config{
+		Link: sock, Mem: d.mrs, Upcalls: upcalls{p}, Rand: func() uint32 { return uint32(random64()) },
+		Index: index, GUID: d.guid, CM: d.cfg.cm(), MaxMTU: d.maxMTU, Tap: tap,
+	})
+	if err != nil {
+		return nil, err
+	}
+	if p.poll, err = udp.NewPoller(sock); err != nil {
+		return nil, err
+	}
+	p.role = role.New(driver{p}, &sleeper{p: p})
+	p.transmit = func() { p.wire.Transmit(d.now()) }
+	return p, nil
+}
+
+// start begins the wire's thread.
+func (p *port) start() {
+	go func() {
+		// The thread sleeps in system calls that the runtime should not have to know of, and
+		// is woken by them; a goroutine that moves between threads would be late each time.
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		defer close(p.done)
+		p.role.Run()
+	}()
+}
+
+// do runs f under the role and returns its error, ErrClosed when the port is closed. Not
+// from an upcall.
+func (p *port) do(f func() error) (err error) {
+	if e := p.role.Do(func() { err = f() }); e != nil {
+		return ErrClosed
+	}
+	return err
+}
+
+// drive makes one step if nobody else drives.
+func (p *port) drive() { p.role.Poll(1) }
+
+// ring is the doorbell: the queue pair has something new. The first mark since the owner
+// last looked sends at once if nobody owns the wire and nothing is under way to that peer;
+// otherwise what is posted meanwhile goes out together with the owner's next step.
+func (p *port) ring(q *wire.QP) {
+	if !p.wire.Ring(q) {
+		return
+	}
+	if !q.PeerBusy() && p.role.TryDrive(p.transmit) {
+		return
+	}
+	p.role.Ring()
+}
+
+// close tells the peers of open connections once, ends the thread and closes the socket.
+func (p *port) close() error {
+	err := p.role.Close(func() { p.wire.Shutdown(p.dev.now()) })
+	<-p.done
+	return errors.Join(err, p.poll.Close(), p.sock.Close())
+}
+
+// collect adds the socket's and the role's counters.
+func (p *port) collect(m map[string]uint64) {
+	stats := p.sock.Stats()
+	collect(m, "udp", &stats)
+	collect(m, "role", &p.role.Counters)
+}
+
+// driver is the port as the role sees it.
+type driver struct{ p *port }
+
+func (d driver) Step() (more bool) {
+	p := d.p
+	p.wire.Step(p.dev.now())
+	if err := p.wire.Err(); err != nil && !p.failed {
+		p.failed = true
+		go p.dev.fail(err) // it waits for locks, and the role must not
+	}
+	return p.wire.More()
+}
+
+func (d driver) NextDeadline() verbs.Instant { return d.p.wire.NextDeadline() }
+
+// sleeper is how the port's thread rests.
+type sleeper struct {
+	p    *port
+	want udp.Events
+}
+
+func (s *sleeper) Arm()    { s.want = udp.Readable }
+func (s *sleeper) Disarm() { s.want = 0 }
+func (s *sleeper) Wake()   { s.p.poll.Kick() }
+
+func (s *sleeper) Sleep(until verbs.Instant) {
+	timeout := int64(-1)
+	if until != verbs.Never {
+		timeout = max(0, int64(until-s.p.dev.now()))
+	}
+	s.wait(s.want, timeout)
+}
+
+func (s *sleeper) Nap() { s.wait(0, int64(nap)) }
+
+func (s *sleeper) wait(want udp.Events, timeout int64) {
+	// An error says that the poller is closed, which happens after the thread has ended, or
+	// that the system call failed, which must not turn the thread into a busy loop.
+	if _, err := s.p.poll.Wait(want, timeout); err != nil {
+		time.Sleep(nap)
+	}
+}
