@@ -29,10 +29,20 @@ type node struct {
 	addr   netip.Addr
 	port   uint16
 	events []Event
+	// qpn is the last QP that repParams used.
+	qpn verbs.QPN
 	// last is the last event of each connection: events follow an order.
 	last map[ConnID]EventType
 	// program, when set, acts on events as they come.
 	program func(ev Event)
+}
+
+// repParams returns parameters for a QP that no other connection has.
+func (n *node) repParams() RepParams {
+	n.qpn++
+	p := repParams
+	p.QPN += n.qpn
+	return p
 }
 
 // record checks that an event may follow what the connection had before.
@@ -69,7 +79,7 @@ type network struct {
 	trace  []string
 	sent   map[string]int
 	checks bool // call CM.check all the time
-	rnd   *rand.Rand
+	rnd    *rand.Rand
 }
 
 type packet struct {

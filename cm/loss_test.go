@@ -31,7 +31,7 @@ func programs(a, b *node) {
 	}
 	b.program = func(ev Event) {
 		if ev.Type == ReqReceived {
-			b.must(b.Accept(b.net.now, ev.Conn, repParams))
+			b.must(b.Accept(b.net.now, ev.Conn, b.repParams()))
 		}
 	}
 }
