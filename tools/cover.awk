@@ -1,13 +1,17 @@
-# cover.awk turns the output of "go test -cover" into one line per package, the least
-# covered first as they come, and fails when a test failed.
+# cover.awk turns the output of "go test -cover" into one line per package and fails when a
+# test failed. A package without tests counts as 0% and its line ends without a newline, so
+# that two packages can share a line.
 /^(---|FAIL|panic:)/ { print; failed = 1; next }
-/coverage: [0-9.]+% of statements/ {
-	match($0, /[0-9.]+%/)
-	percent = substr($0, RSTART, RLENGTH)
-	package = ($1 == "ok") ? $2 : $1
-	printf "%7s  %s\n", percent, package
-	next
+{
+	left = $0
+	while (match(left, /github\.com[^ \t]*/)) {
+		package = substr(left, RSTART, RLENGTH)
+		left = substr(left, RSTART + RLENGTH)
+		here = left
+		sub(/github\.com.*/, "", here)
+		percent = match(here, /[0-9.]+%/) ? substr(here, RSTART, RLENGTH) : "-"
+		if (percent == "-" && here !~ /no (test files|statements)/) percent = "0.0%"
+		printf "%7s  %s\n", percent, package
+	}
 }
-/no test files|no statements/ { printf "%7s  %s\n", "-", ($1 == "?" || $1 == "ok") ? $2 : $1; next }
-{ print }
 END { exit failed }

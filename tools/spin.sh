@@ -26,7 +26,8 @@
 #   - MUT_x is used in the model and has no MUTANT line, or the other way round.
 #
 # Environment: SPIN_TIMEOUT seconds for each check (600), SPIN_MEM megabytes (4096),
-# SPIN_SLOW=1, SPIN_ONLY=NAME to run one configuration or mutant while working on a model.
+# SPIN_SLOW=1, SPIN_OPT for compiling the checker (-O2), and SPIN_ONLY=NAME to run one
+# configuration or mutant while working on a model.
 set -euo pipefail
 
 limit=${SPIN_TIMEOUT:-600}
@@ -64,13 +65,13 @@ search() {
 	sim=(spin "${cpp[@]}" -t -p -g model.pml)
 	(
 		cd "$work"
-		{ spin "${cpp[@]}" -a model.pml && cc -O2 -w -DMEMLIM="$mem" "${mode[@]}" "${panflags[@]}" -o pan pan.c; } >out 2>&1 || exit 1
+		{ spin "${cpp[@]}" -a model.pml && cc "${SPIN_OPT:--O2}" -w -DMEMLIM="$mem" "${mode[@]}" "${panflags[@]}" -o pan pan.c; } >out 2>&1 || exit 1
 		timeout -k 5 "$limit" ./pan "-m$depth" "${run[@]}" >out 2>&1 || echo "pan: exit status $?" >>out
 	)
 }
 
 errors() { sed -nE 's/^State-vector .* errors: ([0-9]+).*/\1/p' "$work/out"; }
-reason() { grep -m1 -E '^(pan:|error:|spin:)|max search depth|out of memory|exit status|rror: ' "$work/out" || echo "no error found"; }
+reason() { grep -m1 -E '^(pan:[0-9]|pan: (reached|out|exit)|error:|spin:)|max search depth|out of memory|exit status|rror: ' "$work/out" || echo "no error found"; }
 
 # complete says whether the search was exhaustive and without approximation.
 complete() {

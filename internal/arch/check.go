@@ -18,8 +18,8 @@ import (
 var unsafeFile = regexp.MustCompile(`_(unsafe|linux)(_[a-z0-9]+)?\.go$`)
 
 // Check reads the Go files of tree, the root of module, and returns what breaks the table,
-// one line each, in the order of the files. The error is for files that cannot be read or
-// are not Go.
+// one line each, in the order of the files; a file that is not Go is a fault like others.
+// The error is for what cannot be read.
 func Check(tree fs.FS, module string, layers []Layer) ([]string, error) {
 	c := checker{module: module, layers: layers}
 	err := fs.WalkDir(tree, ".", func(name string, d fs.DirEntry, err error) error {
@@ -68,7 +68,8 @@ func (c *checker) file(tree fs.FS, name string) error {
 	fset := token.NewFileSet()
 	f, err := parser.ParseFile(fset, name, src, parser.ParseComments|parser.SkipObjectResolution)
 	if err != nil {
-		return err
+		c.faults = append(c.faults, err.Error())
+		return nil
 	}
 	if ignored(f) {
 		return nil

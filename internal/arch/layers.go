@@ -76,9 +76,11 @@ var Layers = []Layer{
 	{Package: "internal/udp", Imports: []string{"internal/link"}, Modules: libraryModules},
 	{Package: "internal/park", Imports: []string{"internal/yield"}, Modules: libraryModules},
 
+	{Package: "internal/role", Imports: []string{"verbs", "internal/yield"}, Modules: libraryModules},
+
 	{
 		Package: "transport",
-		Imports: append([]string{"internal/wire", "internal/udp", "internal/park"}, wireImports...),
+		Imports: append([]string{"internal/wire", "internal/role", "internal/udp", "internal/park"}, wireImports...),
 		Modules: libraryModules,
 	},
 
