@@ -153,7 +153,14 @@ func (nw *network) flush() {
 			}
 		}
 		var out Out
-		for n.NextMAD(&out) {
+		for {
+			pending := n.Pending()
+			if !n.NextMAD(&out) {
+				break
+			}
+			if !pending {
+				nw.t.Fatalf("%s has something to send and does not say so", nw.name(n))
+			}
 			var m roce.MAD
 			if err := m.Decode(out.MAD[:]); err != nil || !m.IsCM() {
 				nw.t.Fatalf("%s sends no CM MAD: %v %+v", nw.name(n), err, m)
@@ -175,6 +182,9 @@ func (nw *network) flush() {
 				q.at, q.order = nw.now.Add(d), nw.seq
 				heap.Push(&nw.flying, &q)
 			}
+		}
+		if n.Pending() {
+			nw.t.Fatalf("%s has more to send", nw.name(n))
 		}
 		if nw.checks {
 			n.check()

@@ -75,6 +75,10 @@ func (c *CM) reply(to Path, tid uint64, m Message, put func(b []byte)) {
 	c.replies.push(r)
 }
 
+// Pending reports whether NextMAD may have something to send. It errs only towards true, and NextMAD
+// puts that right.
+func (c *CM) Pending() bool { return c.outgoing.len() > 0 || c.replies.len() > 0 }
+
 // NextMAD writes the next MAD to be sent to out; false when there is none. Connections
 // come before answers to strangers, so that a flood of those delays nobody.
 func (c *CM) NextMAD(out *Out) bool {

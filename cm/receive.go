@@ -67,6 +67,7 @@ func (c *CM) HandleMAD(now verbs.Instant, from netip.AddrPort, to netip.Addr, ma
 	default: // SIDR_REP, APR: we never ask
 		c.drop(DropUnknown)
 	}
+	c.debugCheck()
 }
 
 // input is what is known about a MAD besides its message.

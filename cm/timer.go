@@ -86,6 +86,7 @@ func (c *CM) HandleTimeout(now verbs.Instant) {
 			return
 		}
 		c.timeout(now, c.timers[0])
+		c.debugCheck()
 	}
 }
 
