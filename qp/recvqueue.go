@@ -25,7 +25,11 @@ type RecvQueue struct {
 	maxSGE int
 }
 
+// recvRefuse are the states in which posting a receive is an error.
 var recvRefuse = states(verbs.QPReset)
+
+// recvNoRing are the states in which a posted receive waits for a message.
+var recvNoRing = ^states(verbs.QPErr)
 
 func newRecvQueue(qpCap verbs.QPCap, start uint64) *RecvQueue {
 	q := &RecvQueue{maxSGE: qpCap.MaxRecvSGE}
@@ -37,7 +41,7 @@ func newRecvQueue(qpCap verbs.QPCap, start uint64) *RecvQueue {
 
 // Post puts a chain of receive requests into the queue and returns how many were taken; see
 // SendQueue.Post. ring is true when the queue pair is in ERR, so that the wire flushes what
-// was just posted, or when the queue is full.
+// was just posted, or has begun another life meanwhile.
 func (q *RecvQueue) Post(wrs []verbs.RecvWR) (n int, ring bool, err error) {
 	valid := 0
 	for valid < len(wrs) {
@@ -55,7 +59,7 @@ func (q *RecvQueue) Post(wrs []verbs.RecvWR) (n int, ring bool, err error) {
 	}
 	pos, took, full := q.reserve(uint64(valid), recvRefuse)
 	if full != nil {
-		return 0, full == verbs.ErrQueueFull, full
+		return 0, false, full
 	}
 	for i := range took {
 		q.write(pos+i, &wrs[i])
@@ -64,7 +68,7 @@ func (q *RecvQueue) Post(wrs []verbs.RecvWR) (n int, ring bool, err error) {
 	if int(took) < valid {
 		err = verbs.ErrQueueFull
 	}
-	return int(took), err == verbs.ErrQueueFull || q.stateNow() == verbs.QPErr, err
+	return int(took), q.mustRing(pos, recvNoRing), err
 }
 
 func (q *RecvQueue) write(pos uint64, wr *verbs.RecvWR) {
@@ -90,8 +94,7 @@ func (q *RecvQueue) Depth() int { return int(q.depth) }
 func (q *RecvQueue) move(to verbs.QPState) {
 	reserved := q.setState(to)
 	if to == verbs.QPReset {
-		q.resetCut = reserved
-		q.free(q.taken - q.retired.Load())
+		q.reset(reserved)
 	}
 }
 

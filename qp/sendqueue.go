@@ -109,8 +109,8 @@ func newSendQueue(t verbs.QPType, qpCap verbs.QPCap, sigAll bool, mem Memory, pd
 // those after it remains.
 //
 // ring tells the caller to ring the doorbell: to mark the queue pair ready on its wire. It
-// is false while the gate is closed: then the move to RTS rings for all. A full queue rings
-// too, so that slots of an earlier life are cleared away.
+// is false while the gate is closed, for then the move to RTS rings for all, unless the
+// queue pair has begun another life meanwhile.
 //
 // Post never blocks, allocates nothing, reads no clock and makes no system call.
 func (q *SendQueue) Post(wrs []verbs.SendWR) (n int, ring bool, err error) {
@@ -129,7 +129,7 @@ func (q *SendQueue) Post(wrs []verbs.SendWR) (n int, ring bool, err error) {
 	}
 	pos, took, full := q.reserve(uint64(valid), sendRefuse)
 	if full != nil {
-		return 0, full == verbs.ErrQueueFull, full
+		return 0, false, full
 	}
 	for i := range took {
 		q.write(pos+i, &wrs[i])
@@ -138,7 +138,7 @@ func (q *SendQueue) Post(wrs []verbs.SendWR) (n int, ring bool, err error) {
 	if int(took) < valid {
 		err = verbs.ErrQueueFull
 	}
-	return int(took), err == verbs.ErrQueueFull || !sendGateClosed.has(q.stateNow()), err
+	return int(took), q.mustRing(pos, sendGateClosed), err
 }
 
 // check finds everything that can be wrong with a request before a slot is reserved. Keys
@@ -230,8 +230,9 @@ func (q *SendQueue) writeInline(i uint64, w *SendWQE, wr *verbs.SendWR) {
 		// A region closed since check leaves zeros: its owner broke the contract that
 		// memory of a posted request stays registered.
 		b, _ := q.mem.Local(q.pd, s.LKey, s.Addr, s.Length, 0)
-		copy(buf[n:], b)
+		m := n + copy(buf[n:], b)
 		n += int(s.Length)
+		clear(buf[m:n])
 	}
 	w.Flags |= verbs.Inline
 	w.NumSGE = 0
@@ -253,13 +254,11 @@ func (q *SendQueue) move(to verbs.QPState) (waiting uint64) {
 	reserved := q.setState(to)
 	switch {
 	case to == verbs.QPReset:
-		q.resetCut, q.flushCut = reserved, reserved
-		// What the requester held is forgotten with it.
-		q.free(q.taken - q.retired.Load())
+		q.reset(reserved)
 	case from == verbs.QPSQE && to == verbs.QPRTS:
-		q.flushCut = reserved
+		q.sealed.Store(reserved)
 	}
-	return reserved - max(q.taken, q.flushCut)
+	return reserved - max(q.taken, q.sealed.Load())
 }
 
 // next says what to do with the oldest entry not taken yet and where it is.
@@ -270,7 +269,7 @@ func (q *SendQueue) next() (pos uint64, fate Fate) {
 	switch {
 	case q.taken < q.resetCut:
 		return q.taken, FateForget
-	case q.taken < q.flushCut:
+	case q.taken < q.sealed.Load():
 		return q.taken, FateFlush
 	}
 	switch q.state {
