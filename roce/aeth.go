@@ -2,7 +2,7 @@ package roce
 
 import "github.com/doorbell-rdma/doorbell/verbs"
 
-// Syndromes of an AETH (IBTA Vol 1, table 44). Bit 7 is reserved and 0; bits 6-5 tell
+// Syndromes of an AETH (IBTA Vol 1, 9.7.5). Bit 7 is reserved and 0; bits 6-5 tell
 // ACK (00), RNR NAK (01) and NAK (11) apart; bits 4-0 are the credit code, the RNR timer
 // code or the NAK code.
 const (
@@ -22,7 +22,7 @@ const (
 	syndromeRNR uint8 = 0x20
 )
 
-// creditTable maps credit codes to message credits (IBTA Vol 1, table 45).
+// creditTable maps credit codes to message credits.
 var creditTable = [31]uint32{
 	0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192,
 	256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768,

@@ -22,7 +22,7 @@ const (
 
 // Path is the part of the invariant CRC that two endpoints have in common: the pseudo
 // header, which is 8 bytes of 0xFF, the IP header and the UDP header, fields that routers
-// change being set to ones (IBTA annex A17, A17.3.3):
+// change being set to ones (IBTA annex A17):
 //
 //	IPv4: 8 x FF | 45 FF len(2) ID(2) 40 00 FF 11 FF FF src(4) dst(4)              | sport dport len FF FF
 //	IPv6: 8 x FF | 6F FF FF FF len(2) 11 FF src(16) dst(16)                        | sport dport len FF FF

@@ -211,7 +211,7 @@ func TestICRCEveryOpcode(t *testing.T) {
 }
 
 // Bits that routers change are free, every other bit of the datagram counts: IP header,
-// UDP header, BTH, payload, pad and the ICRC itself (annex A17, A17.3.3).
+// UDP header, BTH, payload, pad and the ICRC itself.
 func TestICRCBitFlips(t *testing.T) {
 	for _, e := range ends {
 		t.Run(e.name, func(t *testing.T) {

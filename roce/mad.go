@@ -23,7 +23,7 @@ const (
 	MethodSend = 0x03
 )
 
-// AttrID says what a CM MAD carries (IBTA Vol 1, table 99).
+// AttrID says what a CM MAD carries (IBTA Vol 1, 16.7).
 type AttrID uint16
 
 // The messages of the connection manager.

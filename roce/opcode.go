@@ -3,7 +3,7 @@ package roce
 import "strconv"
 
 // Opcode is the first byte of the BTH: the transport in bits 7-5, the operation in bits
-// 4-0 (IBTA Vol 1, table 38). The zero value is RC SEND first.
+// 4-0 (IBTA Vol 1, 9.2). The zero value is RC SEND first.
 type Opcode uint8
 
 // Opcodes of the reliable connected service.

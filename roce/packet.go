@@ -123,9 +123,9 @@ func (h *BTH) Put(b []byte) {
 	b[0] = byte(h.Opcode)
 	b[1] = bit(h.Solicited, 7) | bit(h.MigReq, 6) | h.Pad&3<<4 | h.TVer&0x0F
 	binary.BigEndian.PutUint16(b[2:], h.PKey)
-	binary.BigEndian.PutUint32(b[4:], uint32(h.DestQP&verbs.QPNMask))
+	binary.BigEndian.PutUint32(b[4:], uint32(h.DestQP)) // whatever is above 24 bits goes here
 	b[4] = bit(h.FECN, 7) | bit(h.BECN, 6) | h.Resv1&0x3F
-	binary.BigEndian.PutUint32(b[8:], uint32(h.PSN&verbs.PSNMask))
+	binary.BigEndian.PutUint32(b[8:], uint32(h.PSN)) // likewise
 	b[8] = bit(h.AckReq, 7) | h.Resv2&0x7F
 }
 
