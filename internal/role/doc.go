@@ -1,0 +1,54 @@
+// Package role decides who may touch a wire, finds an owner for work that anybody leaves,
+// and knows when the wire's thread may sleep. It drives any [Driver] and sleeps on any
+// [Sleeper]; sockets, clocks and threads are theirs.
+//
+// A wire is one socket and everything only its owner may touch. Usually its thread owns it,
+// but waking another core costs more than a datagram's way there and back, so a goroutine
+// that posts, polls or waits borrows the role when it is free:
+//
+//	poster   TryDrive(transmit): send at once when nobody owns the wire
+//	         otherwise mark the work ready, and for the first mark Ring
+//	poller   Poll(budget): step when free; whoever owns it steps anyway
+//	waiter   Await: poll, arm the bell, poll again, park; the role is not held while parked
+//	control  Do(fn): run fn under the role, here or by whoever owns it now
+//	thread   Run: the owner when nobody else is
+//
+// # The protocol
+//
+// A bare try-lock loses work: who fails to take it may have work that the owner has just
+// stopped looking for. So the role [Word] is {owned, pending, drives}. A taker with work to
+// leave sets pending (a note) in the same atomic word when it finds the role owned; the
+// owner releases only from owned-and-no-note, otherwise it takes the note and steps again.
+//
+// While drives keeps changing the thread naps with the socket's wake-up disarmed: a packet
+// or a deadline is late by at most a nap (half a millisecond) and neither a hand-back nor a
+// Ring costs a system call. After a whole nap without a drive the thread takes the role,
+// steps, arms the socket, steps again, writes down until when it sleeps (bed), releases the
+// role and sleeps. Whoever releases the role with an earlier deadline, and whoever rings
+// while the role is free, wakes it; the first to do so takes the entry out of bed, so a
+// sleep ends with one system call however many ring.
+//
+// An owner has a budget of steps. When it is spent with work or a note left, the role is
+// handed over: released all the same, and the thread is woken if it sleeps. So Poll is
+// bounded, also while others post without end.
+//
+// # Memory order
+//
+// All shared words are Go atomics, so their operations have one order. There are four pairs
+// of a store and a later load, and in each either one side sees the other:
+//
+//	poster   mark, then load word          owner   leave word, having looked at marks before:
+//	         a mark too late for the owner's look finds owned (leaves a note, the leave
+//	         fails) or free (looks at bed)
+//	poster   load word (free), load bed    thread  store bed, then release the word:
+//	         free after the thread's look means that bed was written
+//	taker    release, then load bed        thread  store bed under the role: the earlier
+//	         deadline was either seen by the thread, or bed is seen by the taker
+//	waiter   arm the bell, then poll       owner   push the completion, then look at the bell
+//
+// What the thread sleeps on must keep a wake-up that comes before the sleep, and report a
+// packet that arrives while armed; packets from before are found by the step after arming.
+//
+// docs/model/role.pml proves this exhaustively for a few of each kind, and fails for twenty
+// ways of getting it wrong. The names in this package are those of the model.
+package role
