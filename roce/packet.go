@@ -3,6 +3,7 @@ package roce
 import (
 	"encoding/binary"
 	"errors"
+	"slices"
 
 	"github.com/doorbell-rdma/doorbell/verbs"
 )
@@ -292,15 +293,14 @@ func (p *Packet) AppendHeaders(dst []byte) []byte {
 	if t == 0 {
 		panic("BUG: roce: encoding unknown opcode " + p.Opcode.String())
 	}
-	var zero [MaxHeader]byte
-	n := len(dst)
-	dst = append(dst, zero[:t>>hdrLenShift]...)
+	n, hl := len(dst), int(t>>hdrLenShift)
+	dst = slices.Grow(dst, hl)[:n+hl]
 	p.BTH.Put(dst[n:])
 	p.putExt(t, dst[n+BTHLen:])
 	return dst
 }
 
-// putExt writes the extension headers; b is zero and has exactly the room t needs.
+// putExt writes the extension headers, every byte of b, which has just the room t needs.
 func (p *Packet) putExt(t traits, b []byte) {
 	if t.has(hasDETH) {
 		binary.BigEndian.PutUint32(b, p.DETH.QKey)
@@ -339,6 +339,9 @@ func (p *Packet) putExt(t traits, b []byte) {
 	}
 	if t.has(hasIETH) {
 		binary.BigEndian.PutUint32(b, p.InvRKey)
+	}
+	if t.has(hasCNP) {
+		clear(b)
 	}
 }
 

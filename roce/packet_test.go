@@ -115,7 +115,8 @@ func checkRoundTrip(t testing.TB, p *Packet, b []byte) {
 	if p.Opcode == CNP {
 		clear(want[BTHLen:])
 	}
-	got := p.Append([]byte("kept"))
+	buf := bytes.Repeat([]byte{0xA5}, 4+len(want)) // what an earlier packet left must not show
+	got := p.Append(buf[:copy(buf, "kept")])
 	if !bytes.Equal(got, append([]byte("kept"), want...)) {
 		t.Fatalf("%v encodes to\n%x, want\n%x", p, got[4:], want)
 	}
