@@ -336,11 +336,17 @@ func (p *pair) check(n *node) {
 // pump does one wire's step for n: service, then everything that may leave.
 func (p *pair) pump(n *node) {
 	p.t.Helper()
-	for n.q.Service(p.now) {
+	for i := 0; n.q.Service(p.now); i++ {
+		if i == 1<<12 {
+			p.t.Fatalf("%s: Service never ends", n.name)
+		}
 		p.check(n)
 	}
 	p.check(n)
-	for {
+	for i := 0; ; i++ {
+		if i == 1<<16 {
+			p.t.Fatalf("%s never stops sending", n.name)
+		}
 		next := n.q.NextPacket(p.now, &n.scratch)
 		p.check(n)
 		n.blocked = next == NextBlocked
@@ -537,3 +543,12 @@ func decoded(t testing.TB, raw [][]byte) (ps []roce.Packet) {
 }
 
 func hostUint64(b []byte) uint64 { return binary.NativeEndian.Uint64(b) }
+
+// roceRequest encodes the FETCH_ADD of wr at a's first PSN.
+func roceRequest(p *pair, wr verbs.SendWR) []byte {
+	pkt := roce.Packet{
+		BTH:    roce.BTH{Opcode: roce.RCFetchAdd, PKey: roce.DefaultPKey, DestQP: p.b.q.Num(), AckReq: true, PSN: p.o.psnA},
+		Atomic: roce.AtomicETH{VA: wr.RemoteAddr, RKey: wr.RKey, SwapAdd: wr.CompareAdd},
+	}
+	return pkt.Append(nil)
+}
