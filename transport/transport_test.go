@@ -187,7 +187,11 @@ func TestPingPong(t *testing.T) {
 				}
 				send := func(i int) {
 					copy(mr.Bytes(), fmt.Sprint(i))
-					if err := q.PostSend(verbs.SendWR{Opcode: verbs.SendWithImm, ImmData: uint32(i), SGList: mr.SGL(0, 64)}); err != nil {
+					wr := verbs.SendWR{Opcode: verbs.SendWithImm, ImmData: uint32(i), SGList: mr.SGL(0, 64)}
+					if i == rounds-1 && !first {
+						wr.Flags = verbs.Signaled // the memory must stay until it has left
+					}
+					if err := q.PostSend(wr); err != nil {
 						t.Error(err)
 					}
 				}
@@ -205,6 +209,12 @@ func TestPingPong(t *testing.T) {
 					if !first {
 						send(i)
 					}
+				}
+				if first {
+					return
+				}
+				if wc, err := q.CQ().Next(ctx); err != nil || wc.Opcode != verbs.WCSend {
+					t.Errorf("last send: %+v, %v", wc, err)
 				}
 			}
 			var wg sync.WaitGroup

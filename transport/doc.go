@@ -1,0 +1,60 @@
+// Package transport is RDMA verbs over UDP: what programs import to open a device, register
+// memory, connect queue pairs and exchange messages with any RoCEv2 peer.
+//
+// A [Device] is one UDP port. [Device.Dial] and [Device.Listen] connect; both give a [QP],
+// to which work requests of package verbs are posted, and whose completions come out of a
+// [CQ]:
+//
+//	dev, err := transport.Open(transport.Config{})
+//	qp, err := dev.Dial(ctx, server, transport.ConnParam{})
+//	err = qp.PostSend(verbs.SendWR{WRID: 1, Opcode: verbs.Send, Flags: verbs.Signaled, SGList: mr.SGL(0, n)})
+//	wc, err := qp.CQ().Next(ctx)
+//
+// # Sending before it is allowed
+//
+// [ConnRequest.Accept] returns with the queue pair in RTR: it may receive, but not send until
+// the RTU arrives. Post all the same. What is posted in RTR is taken and waits; the RTU, or
+// the peer's first message if that comes first, moves the queue pair to RTS and publishes it
+// in one step, in order. By the time a program can see that first message's completion, the
+// queue pair is in RTS. If the connection fails instead, what waited completes with
+// verbs.WRFlushErr.
+//
+// # Who owns memory, and when
+//
+// A buffer belongs to its program until a posted request names it, and to the transport from
+// then until that request completes:
+//
+//   - a SEND or WRITE reads it, at any time and more than once: don't write it;
+//   - a receive, READ or atomic writes it: don't touch it;
+//   - inline data is copied while it is posted: reuse it at once.
+//
+// A send that is not Signaled completes silently. A later completion of the same queue pair's
+// send queue says that it has, as sends complete in order. [QP.Close] ends all claims of its
+// posted requests, [MR.Close] all claims to its buffer.
+//
+// What the peer wrote is visible once a completion reports it: the completion is written
+// after the data and read before it. For RDMA WRITEs, which complete silently at their
+// target, it is [MR.Placed]: a program that sees the count grow may read what was written.
+// Reading memory while the peer writes it is a data race, here as anywhere.
+//
+// # Progress and waiting
+//
+// A device makes progress whenever somebody drives it: its own thread does if nobody else
+// will. [CQ.Poll] makes at most one bounded step and never blocks: a program that polls
+// drives the device itself and gets the shortest latency. [CQ.Wait] and [CQ.Next] poll for
+// Config.Spin and then sleep. PostSend sends at once when nothing else is under way to that
+// peer; otherwise what is posted goes out with the next step, in batches.
+//
+// Posting, polling and modifying are safe from any number of goroutines. They allocate
+// nothing and take no lock that could be held for long.
+//
+// # Errors
+//
+// A completion's status is an error: errors.Is(err, verbs.RetryExcErr) says that the peer is
+// gone. Any status but a flush moves a queue pair to ERR, in which everything posted is
+// flushed; a connection's peer is told, and [QP.Wait] returns. Closed objects return
+// [ErrClosed], which is net.ErrClosed.
+//
+// Asynchronous events ([Device.NextEvent]) are for those who want to know more; nobody has
+// to read them.
+package transport
