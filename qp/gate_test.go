@@ -131,8 +131,14 @@ func wantGone(t testing.TB, got []gone, fate Fate, ids ...uint64) {
 	}
 }
 
+// fataler is a testing.T or a rapid.T.
+type fataler interface {
+	Helper()
+	Fatalf(string, ...any)
+}
+
 // checkGate checks what always holds.
-func checkGate(t testing.TB, g *gate) {
+func checkGate(t fataler, g *gate) {
 	t.Helper()
 	ctl, retired, sealed := g.ctl.Load(), g.retired.Load(), g.sealed.Load()
 	reserved := ctl >> stateBits
