@@ -91,6 +91,9 @@ func (p *port) ring(q *wire.QP) {
 // close tells the peers of open connections once, ends the thread and closes the socket.
 func (p *port) close() error {
 	err := p.role.Close(func() { p.wire.Shutdown(p.dev.now()) })
+	if errors.Is(err, role.ErrClosed) {
+		err = nil // the thread has ended already, which is what was wanted
+	}
 	<-p.done
 	return errors.Join(err, p.poll.Close(), p.sock.Close())
 }
