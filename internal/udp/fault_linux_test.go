@@ -515,6 +515,54 @@ func TestUnfinishedTrainReplaced(t *testing.T) {
 	if !slices.EqualFunc(k.datagrams(), want, bytes.Equal) {
 		t.Error("the wrong datagrams went out")
 	}
+
+	// Resumed once, it is finished: the same bytes again are a retransmission.
+	k.wire, budget = nil, 3
+	if n, err := s.Send([]link.Tx{tx(local, peer, a, 100)}); n != 0 || err != nil {
+		t.Fatal(n, err)
+	}
+	budget = 100
+	for range 2 {
+		if n, err := s.Send([]link.Tx{tx(local, peer, a, 100)}); n != 1 || err != nil {
+			t.Fatal(n, err)
+		}
+	}
+	if want := slices.Concat(cut(a, 100), cut(a, 100)); !slices.EqualFunc(k.datagrams(), want, bytes.Equal) {
+		t.Errorf("a retransmission was cut short: %d datagrams, want %d", len(k.datagrams()), len(want))
+	}
+}
+
+// Messages in more pieces than a system call takes are copied together, each for itself.
+func TestManyPieces(t *testing.T) {
+	k := &fakeKernel{}
+	s := fakeNode(t, k, "127.0.0.1:0")
+	a := pattern(3000)
+	b := slices.Clone(a)
+	slices.Reverse(b)
+	var msgs []link.Tx
+	for _, data := range [][]byte{a, b, a} {
+		msgs = append(msgs, link.Tx{Gather: cut(data, 1), Len: len(data), SegSize: 100, Dst: peer, Src: local})
+	}
+	long := make([]byte, slotBytes+1)
+	msgs = append(msgs, link.Tx{Gather: cut(long, 10), Len: len(long), SegSize: 1000, Dst: peer, Src: local})
+	// As many as fit, many times: the batch runs out of pieces before it runs out of messages.
+	c := pattern(maxPieces)
+	for range 5 {
+		msgs = append(msgs, link.Tx{Gather: cut(c, 1), Len: len(c), Dst: peer, Src: local})
+	}
+	if n, err := s.Send(msgs); n != len(msgs) || err != nil {
+		t.Fatal(n, err)
+	}
+	var got [][]byte
+	for _, o := range k.wire {
+		got = append(got, o.data)
+	}
+	if want := [][]byte{a, b, a, c, c, c, c, c}; !slices.EqualFunc(got, want, bytes.Equal) {
+		t.Error("the wrong bytes went out")
+	}
+	if e := s.Stats().TxErrors; e.TooLong != 66 || e.Total() != 66 {
+		t.Errorf("counted %+v, want 66 too long", e)
+	}
 }
 
 // However the kernel fails, each datagram leaves at most once, in order, with its own

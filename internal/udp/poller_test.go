@@ -76,6 +76,19 @@ func TestPollerKick(t *testing.T) {
 	n.wait(0, int64(time.Millisecond))
 	go n.poll.Kick()
 	n.wait(0, forever)
+
+	// A kick wakes once, twice if it came late; after that sleep is sleep again.
+	const nap = 2 * time.Millisecond
+	early := 0
+	for range 10 {
+		start := time.Now()
+		if n.wait(Readable, int64(nap)); time.Since(start) < nap {
+			early++
+		}
+	}
+	if early > 2 {
+		t.Errorf("%d of 10 sleeps ended early after one kick", early)
+	}
 }
 
 // No kick is lost: a producer that publishes and kicks always gets its answer, however the

@@ -284,9 +284,6 @@ func (s *Socket) fill(msgs []link.Tx, at *cursor) bool {
 			}
 			t.entries[t.n-1].split = true
 			bytes += n
-			if c.split != 0 && k == 0 {
-				return true // the first one alone: it decides about the others
-			}
 		}
 	}
 	return true
@@ -341,7 +338,7 @@ func (s *Socket) add(msg int, m *link.Tx, p *pieces, n, segs, next int) bool {
 	first := t.niov
 	for left := n; left > 0; {
 		b := p.take(left)
-		if t.niov == len(t.iovs) || t.niov-first == maxPieces {
+		if t.niov == len(t.iovs) {
 			t.niov = first
 			return false
 		}

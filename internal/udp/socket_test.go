@@ -309,6 +309,22 @@ func TestUnsendable(t *testing.T) {
 	}
 }
 
+// Source and destination of different families cannot be one packet.
+func TestMixedFamilies(t *testing.T) {
+	a, b, c := openNode(t, "[::]:0"), openNode(t, "127.0.0.2:0"), openNode(t, "[::1]:0")
+	four, six := netip.MustParseAddr("127.0.0.1"), netip.IPv6Loopback()
+	a.send(tx(six, b.LocalAddr(), []byte("no"), 0), tx(four, c.LocalAddr(), []byte("no"), 0),
+		tx(four, b.LocalAddr(), []byte("yes"), 0), tx(six, c.LocalAddr(), []byte("yes"), 0))
+	for _, n := range []*node{b, c} {
+		if g := n.recv(1)[0]; string(g.data) != "yes" {
+			t.Errorf("got %q", g.data)
+		}
+	}
+	if e := a.Stats().TxErrors; e != (SendErrors{Invalid: 2}) {
+		t.Errorf("counted %+v", e)
+	}
+}
+
 func TestLyingLengthIsOurBug(t *testing.T) {
 	a := openNode(t, "127.0.0.1:0")
 	defer func() {
@@ -350,6 +366,7 @@ func TestTrains(t *testing.T) {
 		for _, mode := range modes {
 			t.Run(mode.name+" "+bind, func(t *testing.T) {
 				a, b := openNode(t, bind, mode.tx), openNode(t, bind, mode.rx)
+				caps := a.Caps()
 				for _, sh := range shapes {
 					data := pattern(sh.bytes)
 					want := cut(data, sh.seg)
@@ -383,6 +400,9 @@ func TestTrains(t *testing.T) {
 				}
 				if s := a.Stats(); s.TxErrors.Total() != 0 {
 					t.Errorf("send errors %+v", s.TxErrors)
+				}
+				if c := a.Caps(); c != caps {
+					t.Errorf("abilities lost: %+v, were %+v", c, caps)
 				}
 			})
 		}
