@@ -362,3 +362,159 @@ func TestDataPathAllocatesNothing(t *testing.T) {
 		t.Errorf("%v allocations per message", n)
 	}
 }
+
+// TestWildcard: a device on all addresses answers from the one it was asked on, IPv4 and
+// IPv6, and finds its own address when it dials.
+func TestWildcard(t *testing.T) {
+	b := open(t, "[::]:4801", transport.Config{})
+	for _, addr := range []string{"127.1.13.2", "127.1.13.3", "::1"} {
+		t.Run(addr, func(t *testing.T) {
+			host := netip.MustParseAddr(addr)
+			bind := "127.1.13.1:4802"
+			if host.Is6() {
+				bind = "[::1]:4802"
+			}
+			a := open(t, bind, transport.Config{})
+			ctx := deadline(t)
+			for _, tc := range []struct {
+				name     string
+				from, to *transport.Device
+				addr     netip.Addr
+			}{{"to the wildcard", a, b, host}, {"from the wildcard", b, a, a.LocalAddr().Addr()}} {
+				ln := listen(t, tc.to, 7490)
+				mr := register(t, tc.to, 64, verbs.LocalWrite)
+				done := make(chan error, 1)
+				go func() {
+					req, err := ln.Next(ctx)
+					if err == nil {
+						var q *transport.QP
+						q, err = req.Accept(ctx, transport.ConnParam{Recv: []verbs.RecvWR{{SGList: mr.SGL(0, 64)}}})
+						if err == nil {
+							_, err = q.CQ().Next(ctx)
+							if got := q.LocalAddr().Addr(); tc.to == b && got != host {
+								t.Errorf("%s: speaks from %v, was asked on %v", tc.name, got, host)
+							}
+							_ = q.Wait(ctx)
+							_ = q.Close()
+						}
+					}
+					done <- err
+				}()
+				q, err := tc.from.Dial(ctx, netip.AddrPortFrom(tc.addr, 7490), transport.ConnParam{RemotePort: tc.to.LocalAddr().Port()})
+				if err != nil {
+					t.Fatalf("%s: %v", tc.name, err)
+				}
+				if err := q.PostSend(verbs.SendWR{Opcode: verbs.Send, Flags: verbs.Signaled, InlineData: []byte("x")}); err != nil {
+					t.Fatal(err)
+				}
+				if _, err := q.CQ().Next(ctx); err != nil {
+					t.Errorf("%s: %v", tc.name, err)
+				}
+				_ = q.Close()
+				if err := <-done; err != nil {
+					t.Errorf("%s: %v", tc.name, err)
+				}
+				_ = ln.Close()
+			}
+			_ = a.Close()
+		})
+	}
+}
+
+// TestRawQueuePairs: a program that drives its queue pairs itself. Sends posted in RTR leave
+// with the move to RTS; a first request raises COMM_EST and moves nothing.
+func TestRawQueuePairs(t *testing.T) {
+	a, b := open(t, "127.1.14.1", transport.Config{}), open(t, "127.1.14.2", transport.Config{})
+	ctx := deadline(t)
+	type side struct {
+		dev *transport.Device
+		q   *transport.QP
+		cq  *transport.CQ
+		mr  *transport.MR
+	}
+	make1 := func(dev *transport.Device) side {
+		cq, err := dev.CreateCQ(64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		q, err := dev.PD().CreateQP(transport.QPConfig{SendCQ: cq, RecvCQ: cq})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return side{dev, q, cq, register(t, dev, 128, verbs.LocalWrite)}
+	}
+	sa, sb := make1(a), make1(b)
+	if err := sa.q.PostSend(verbs.SendWR{Opcode: verbs.Send}); !errors.Is(err, transport.ErrBadState) {
+		t.Errorf("post in RESET: %v", err)
+	}
+	toRTR := func(s, peer side) {
+		for _, attr := range []verbs.QPAttr{
+			{Mask: verbs.AttrState | verbs.AttrPKeyIndex | verbs.AttrPort | verbs.AttrAccessFlags, State: verbs.QPInit, Port: 1},
+			{
+				Mask: verbs.AttrState | verbs.AttrAV | verbs.AttrPathMTU | verbs.AttrDestQPN | verbs.AttrRQPSN |
+					verbs.AttrMaxDestRdAtomic | verbs.AttrMinRNRTimer,
+				State: verbs.QPRTR, AV: verbs.AV{Remote: peer.dev.LocalAddr()}, PathMTU: verbs.MTU1024,
+				DestQPN: peer.q.Num(), RQPSN: 7, MinRNRTimer: 1,
+			},
+		} {
+			if err := s.q.Modify(attr); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := s.q.PostRecv(verbs.RecvWR{WRID: 1, SGList: s.mr.SGL(64, 64)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	toRTS := func(s side) {
+		err := s.q.Modify(verbs.QPAttr{
+			Mask: verbs.AttrState | verbs.AttrSQPSN | verbs.AttrTimeout | verbs.AttrRetryCnt | verbs.AttrRNRRetry | verbs.AttrMaxQPRdAtomic,
+			State: verbs.QPRTS, SQPSN: 7, Timeout: 14, RetryCnt: 7, RNRRetry: 7,
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	toRTR(sa, sb)
+	toRTR(sb, sa)
+	toRTS(sa)
+	copy(sb.mr.Bytes(), "deferred")
+	if err := sb.q.PostSend(verbs.SendWR{WRID: 2, Opcode: verbs.Send, Flags: verbs.Signaled, SGList: sb.mr.SGL(0, 8)}); err != nil {
+		t.Fatal(err)
+	}
+	if err := sa.q.PostSend(verbs.SendWR{WRID: 3, Opcode: verbs.Send, Flags: verbs.Signaled, InlineData: []byte("first request")}); err != nil {
+		t.Fatal(err)
+	}
+	if wc, err := sb.cq.Next(ctx); err != nil || wc.WRID != 1 {
+		t.Fatalf("request: %+v, %v", wc, err)
+	}
+	if ev, err := b.NextEvent(ctx); err != nil || ev.Type != verbs.EventCommEst || ev.QPN != sb.q.Num() {
+		t.Errorf("event %+v, %v", ev, err)
+	}
+	if s := sb.q.State(); s != verbs.QPRTR {
+		t.Errorf("a queue pair that nobody armed moved itself to %v", s)
+	}
+	if wc, err := sa.cq.Next(ctx); err != nil || wc.WRID != 3 {
+		t.Errorf("requests are acknowledged in RTR: %+v, %v", wc, err)
+	}
+	toRTS(sb)
+	if wc, err := sa.cq.Next(ctx); err != nil || wc.WRID != 1 || string(sa.mr.Bytes()[64:72]) != "deferred" {
+		t.Errorf("deferred send: %+v, %v", wc, err)
+	}
+	if wc, err := sb.cq.Next(ctx); err != nil || wc.WRID != 2 {
+		t.Errorf("its completion: %+v, %v", wc, err)
+	}
+	if n, wait := sb.q.Published(); n != 1 || wait <= 0 {
+		t.Errorf("published %d after %v", n, wait)
+	}
+	if err := sa.cq.Close(); !errors.Is(err, transport.ErrInUse) {
+		t.Errorf("closing a completion queue in use: %v", err)
+	}
+	for _, s := range []side{sa, sb} {
+		if err := errors.Join(s.q.Close(), s.cq.Close(), s.mr.Close()); err != nil {
+			t.Error(err)
+		}
+		if err := s.q.PostSend(verbs.SendWR{Opcode: verbs.Send}); err == nil {
+			t.Error("a closed queue pair takes posts")
+		}
+	}
+}
