@@ -40,15 +40,14 @@ func (q *QP) handleAck(now verbs.Instant, a uint64, syndrome uint8) {
 	switch {
 	case roce.IsAck(syndrome):
 		if !q.ackTo(now, a+1) {
-			q.goBackOnce(now)
+			q.goBackOnce(now, false)
 		}
 	case roce.IsRNR(syndrome):
 		c.RNRNaksReceived.Add(1)
 		q.handleRNR(now, a, roce.RNRTimerOf(syndrome))
 	case syndrome == roce.NakPSNSeq:
 		c.NaksReceived.Add(1)
-		q.ackTo(now, a)
-		q.goBackOnce(now)
+		q.goBackOnce(now, q.ackTo(now, a))
 	case syndrome == roce.NakInvReq:
 		c.NaksReceived.Add(1)
 		q.failAt(now, a, verbs.RemInvReqErr)
@@ -97,7 +96,7 @@ func (q *QP) handleData(now verbs.Instant, a uint64, p *roce.Packet) {
 	if !q.ackTo(now, a) {
 		// It jumps over an answer that we miss: an implied NAK (IBTA Vol 1, 9.7.5.1.1).
 		q.env.Counters.OutOfOrder.Add(1)
-		q.goBackOnce(now)
+		q.goBackOnce(now, false)
 		return
 	}
 	if q.state == verbs.QPErr {

@@ -21,4 +21,26 @@
 // When the first valid request reaches a queue pair in RTR whose RTS attributes are armed
 // (ArmRTS), the queue pair moves itself to RTS before the request consumes a receive: so
 // it is in RTS before the receive completion can be seen.
+//
+// # The requester
+//
+// A send WQE is started when its first packet leaves (requester.go, readreq.go): it gets a
+// span of sequence numbers, 64 bits wide inside, of which the PSN is the low 24. Answers
+// complete WQEs in order (ack.go, complete.go). What is lost is sent again from the oldest
+// unanswered packet on: when the peer says so, when an answer jumps over another, after the
+// ack timeout, or early, when the measured round trip says that an answer is overdue
+// (retransmit.go). Everything the queue pairs of a wire have in flight to one peer is charged
+// to one Window (window.go).
+//
+// # The responder
+//
+// Requests are checked, done and answered in PSN order (responder.go, respack.go). ACKs
+// wait for the next NextPacket, so that a batch of packets gets one; NAKs are sent once;
+// READs and atomics are remembered, to be answered again.
+//
+// # Errors
+//
+// A peer's mistakes become NAKs and completions with a status, and move the queue pair to
+// ERR, with events. The program's mistakes are errors of Modify and of the posts. Our own
+// are panics that begin with "BUG:"; check states what must always hold.
 package qp

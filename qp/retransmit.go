@@ -142,13 +142,18 @@ func (q *QP) suspectMTU() {
 // It does so once for each una: what was under way meanwhile makes the peer, or its answers,
 // say it again, and each repetition would multiply the traffic. If the packet is lost a
 // second time the early timer finds out.
-func (q *QP) goBackOnce(now verbs.Instant) {
+//
+// sentLost says that what was lost is a packet of ours and not an answer.
+func (q *QP) goBackOnce(now verbs.Instant, sentLost bool) {
 	r := &q.req
-	if q.state == verbs.QPErr || r.rnrWait || r.wentBack == r.una+1 || r.nxt == r.una {
+	// In an RNR wait nothing is in flight, so this cannot cut it short.
+	if q.state == verbs.QPErr || r.wentBack == r.una+1 || r.nxt == r.una {
 		return
 	}
 	r.wentBack = r.una + 1
-	q.win.lost(now, false)
+	if sentLost {
+		q.win.lost(now, false)
+	}
 	q.goBack()
 	r.earlyAt = now.Add(q.win.rto(r.backoff))
 	q.setDeadline()

@@ -425,3 +425,30 @@ func TestIdleSize(t *testing.T) {
 			128*unsafe.Sizeof(span{}), 16*unsafe.Sizeof(resource{}))
 	}
 }
+
+// A WQE cannot be sent again, because its memory is gone; but the first try had arrived, and
+// its answer comes. It is done, and what is behind it goes on.
+func TestAnswerSavesFailedWQE(t *testing.T) {
+	p := newPair(t, options{})
+	for i := range 3 {
+		p.postRecv(p.b, uint64(i), 0, 64)
+	}
+	read := sendWR(verbs.Send, 2, 0, 8)
+	read.SGList[0].Addr, read.SGList[0].LKey = windowBase, windowKey
+	p.post(p.a, sendWR(verbs.Send, 1, 0, 64), read)
+	p.pump(p.a)
+	p.deliver(p.b, p.a.take()...)
+	p.pump(p.b)
+	acks := p.b.take()
+	p.a.window.dead = true
+	p.now = p.a.q.Deadline()
+	p.a.q.HandleTimeout(p.now)
+	p.pump(p.a)
+	if n := len(p.a.out); n != 1 {
+		t.Fatalf("%d packets sent again, want the first", n)
+	}
+	p.post(p.a, sendWR(verbs.Send, 3, 0, 64))
+	p.deliver(p.a, acks...)
+	p.run()
+	p.wantWCs(p.a, "1:SEND", "2:SEND", "3:SEND")
+}
