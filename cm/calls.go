@@ -160,8 +160,8 @@ func (c *CM) Connect(now verbs.Instant, p ReqParams) (ConnID, error) {
 }
 
 // Accept answers a ReqReceived with a REP. Established, RTULate (when Established was
-// called before), Rejected, Unreachable or Disconnected follows. Errors: ErrUnknownConn, ErrState (also when
-// the peer gave up meanwhile), ErrParam, ErrPrivateData.
+// called before), Rejected, Unreachable or Disconnected follows. Errors: ErrUnknownConn,
+// ErrState (also when the peer gave up meanwhile), ErrParam, ErrPrivateData.
 func (c *CM) Accept(now verbs.Instant, id ConnID, p RepParams) error {
 	cn := c.conns[id]
 	switch {
@@ -192,9 +192,10 @@ func (c *CM) Accept(now verbs.Instant, id ConnID, p RepParams) error {
 	return nil
 }
 
-// Reject refuses a connection that is not established: a request (ReqReceived), a REP (RepReceived), or our own REP
-// before its RTU. Of a connection whose REQ is unanswered the peer can know nothing to reject: use
-// Destroy. No event but TimewaitExit follows. Errors: ErrUnknownConn, ErrState, ErrPrivateData.
+// Reject refuses a connection that is not established: a request (ReqReceived), a REP
+// (RepReceived), or, on second thoughts, what Accept granted, before its RTU. While our REQ
+// is unanswered the peer knows nothing that could be rejected: use Destroy. No event but
+// TimewaitExit follows. Errors: ErrUnknownConn, ErrState, ErrPrivateData (at most 148 bytes).
 func (c *CM) Reject(now verbs.Instant, id ConnID, reason verbs.RejectReason, private []byte) error {
 	cn := c.conns[id]
 	if cn == nil {
@@ -264,8 +265,8 @@ func (c *CM) Ready(now verbs.Instant, id ConnID, private []byte) error {
 }
 
 // Established tells the CM that the peer's first message has arrived (COMM_EST) and
-// counts as an RTU: the REP is not repeated any more. An RTU that comes later makes an RTULate
-// event. Errors mirror ib_cm_notify: ErrEstablished when an RTU was first, ErrState in
+// counts as an RTU: the REP is not repeated any more. An RTU that comes later makes an
+// RTULate event. Errors mirror ib_cm_notify: ErrEstablished when an RTU was first, ErrState in
 // any other state than REP sent, ErrUnknownConn.
 func (c *CM) Established(now verbs.Instant, id ConnID) error {
 	cn := c.conns[id]
@@ -292,8 +293,9 @@ func (c *CM) establish(cn *conn) {
 	c.arm(cn)
 }
 
-// Disconnect sends a DREQ; Disconnected follows within DisconnectTimeout. Errors: ErrUnknownConn,
-// ErrState (not established, or ending already), ErrPrivateData (at most 220 bytes).
+// Disconnect sends a DREQ; Disconnected follows within DisconnectTimeout. Errors:
+// ErrUnknownConn, ErrState (not established, or ending already), ErrPrivateData (at most
+// 220 bytes).
 func (c *CM) Disconnect(now verbs.Instant, id ConnID, private []byte) error {
 	cn := c.conns[id]
 	switch {
@@ -317,11 +319,13 @@ func (c *CM) disconnect(now verbs.Instant, cn *conn, private []byte) {
 
 // dreqOf returns the DREQ that ends cn.
 func dreqOf(cn *conn, private []byte) *roce.DREQ {
-	return &roce.DREQ{LocalCommID: uint32(cn.id), RemoteCommID: cn.remote, RemoteQPN: cn.remoteQPN, PrivateData: private}
+	return &roce.DREQ{
+		LocalCommID: uint32(cn.id), RemoteCommID: cn.remote, RemoteQPN: cn.remoteQPN, PrivateData: private,
+	}
 }
 
-// dreqTID returns the transaction ID of a DREQ of ours: the handshake's again if that was ours, as Linux does it,
-// otherwise a new one.
+// dreqTID returns the transaction ID of a DREQ of ours: the handshake's again if that
+// was ours, as Linux does it, otherwise a new one.
 func (c *CM) dreqTID(cn *conn) uint64 {
 	if cn.active {
 		return cn.tid

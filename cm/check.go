@@ -56,9 +56,10 @@ func (c *CM) check() {
 			bug(cn, "nothing to repeat")
 		}
 	}
-	if known != len(c.byPeer) || alive != len(c.byQPN) || timed != len(c.timers) || lingering != c.lingering || lingering > c.cfg.Backlog {
-		panic(fmt.Sprintf("BUG: cm: %d/%d by peer, %d/%d by QPN, %d/%d timers, %d/%d lingering", known, len(c.byPeer), alive,
-			len(c.byQPN), timed, len(c.timers), lingering, c.lingering))
+	if known != len(c.byPeer) || alive != len(c.byQPN) || timed != len(c.timers) || lingering != c.lingering ||
+		lingering > c.cfg.Backlog {
+		panic(fmt.Sprintf("BUG: cm: %d/%d by peer, %d/%d by QPN, %d/%d timers, %d/%d lingering",
+			known, len(c.byPeer), alive, len(c.byQPN), timed, len(c.timers), lingering, c.lingering))
 	}
 	for _, l := range c.listeners {
 		if half[l] != l.halfOpen || l.halfOpen > c.cfg.Backlog {

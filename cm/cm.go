@@ -17,8 +17,8 @@ func (id ConnID) String() string { return fmt.Sprintf("%08x", uint32(id)) }
 type Path struct {
 	// Local is our own address.
 	Local netip.Addr
-	// Remote is the peer's address and the UDP port that MADs and packets go to; port 0 means 4791
-	// to Connect.
+	// Remote is the peer's address and the UDP port that MADs and packets go to; to
+	// Connect, port 0 means 4791.
 	Remote netip.AddrPort
 }
 

@@ -12,8 +12,9 @@ import (
 // State is the state of a connection. The package documentation draws the transitions.
 type State uint8
 
-// The states. Those of ib_cm are there, except that its MRA_REQ_SENT and MRA_REP_SENT are flags of
-// ReqRcvd and RepRcvd, and that a DREQ is answered at once, so there is no DREQ_RCVD.
+// The states. Those of ib_cm are there, except that its MRA_REQ_SENT and MRA_REP_SENT are
+// flags of ReqRcvd and RepRcvd, and that a DREQ is answered at once, so there is no
+// DREQ_RCVD.
 const (
 	// Closed: the connection does not exist (any more).
 	Closed State = iota
@@ -41,8 +42,8 @@ const (
 )
 
 var stateNames = [states]string{
-	"CLOSED", "REQ_SENT", "MRA_REQ_RCVD", "REP_RCVD", "REQ_RCVD", "REP_SENT", "MRA_REP_RCVD", "ESTABLISHED", "DREQ_SENT",
-	"REJECTING", "TIMEWAIT",
+	"CLOSED", "REQ_SENT", "MRA_REQ_RCVD", "REP_RCVD", "REQ_RCVD", "REP_SENT", "MRA_REP_RCVD",
+	"ESTABLISHED", "DREQ_SENT", "REJECTING", "TIMEWAIT",
 }
 
 // String returns the state's name as ib_cm spells it.

@@ -13,46 +13,46 @@
 //
 // # The active side
 //
-//	          Connect: send REQ
-//	                |
-//	  +-----------------------------+ MRA     +--------------+
-//	  |           ReqSent           |-------->|  MRAReqRcvd  |
-//	  | REQ again, 20 ms, 40 ms, …  |<--------|   REQ rests  |
-//	  +-----------------------------+ wait    +--------------+
-//	    | REP                    |    over        | REP
-//	    |                        |                |
-//	    |        REJ, 5 s without an answer ------+---> Timewait, Rejecting
-//	    v                                         v
-//	  +------------------------------------------------------+
-//	  | RepRcvd: the program moves its QP to RTR and RTS      |
-//	  +------------------------------------------------------+
-//	    | Ready: send RTU; again for each further REP
-//	    v
-//	Established
+//	   Connect: send REQ
+//	         |
+//	+--------v--------+   MRA    +---------------+
+//	|     ReqSent     |--------->|  MRAReqRcvd   |
+//	|  REQ again and  |<---------|  REQ rests    |
+//	|  again          | wait over|               |
+//	+--------+--------+          +-------+-------+
+//	         | REP                       | REP          either: a REJ --> Timewait,
+//	+--------v---------------------------v-------+      5 s without a REP --> Rejecting
+//	|  RepRcvd: the program moves its QP to RTS  |
+//	+--------+-----------------------------------+
+//	         | Ready: send RTU, and again for each further REP
+//	         v
+//	    Established
 //
 // # The passive side
 //
-//	  REQ at a listener
-//	        |
-//	+---------------+ Reject, Destroy: send REJ
-//	|    ReqRcvd    |--------------------------> Rejecting
-//	+---------------+ REJ: the peer gave up ---> Timewait
-//	        | Accept: send REP
-//	+-----------------------------+ MRA     +--------------+
-//	|           RepSent           |-------->|  MRARepRcvd  |
-//	| REP again, 20 ms, 40 ms, …  |<--------|   REP rests  |
-//	+-----------------------------+ wait    +--------------+
-//	        | RTU, or Established (COMM_EST)    | likewise
-//	        v                                   v
-//	   Established  <---------------------------+
+//	   REQ at a listener
+//	         |
+//	+--------v--------+   Reject, Destroy: send REJ --> Rejecting
+//	|     ReqRcvd     |   a REJ, the peer gave up --> Timewait
+//	+--------+--------+
+//	         | Accept: send REP
+//	+--------v--------+   MRA    +---------------+
+//	|     RepSent     |--------->|  MRARepRcvd   |
+//	|  REP again and  |<---------|  REP rests    |
+//	|  again          | wait over|               |
+//	+--------+--------+          +-------+-------+
+//	         | RTU, or Established       |              either: a REJ --> Timewait,
+//	         | (COMM_EST)                |              5 s without an RTU --> Rejecting
+//	         v                           |
+//	    Established <--------------------+
 //
 // # Both
 //
-//	Established -- Disconnect: send DREQ --> DreqSent -- DREP, DREQ, 1 s --> Timewait
-//	     |  DREQ: send DREP                                                     |
-//	     +-------------------------------> Timewait                    0.5 s    |
-//	                                                                            v
-//	Rejecting (a REJ of ours that is repeated to whoever missed it) ----> TimewaitExit
+//	Established --- Disconnect: send DREQ ---> DreqSent --- DREP, DREQ or 1 s ---> Timewait
+//	Established --- DREQ: send DREP ---> Timewait
+//	Rejecting, Timewait --- 0.5 s ---> TimewaitExit
+//
+// In Rejecting a REJ of ours is said again to a peer who shows that he missed it.
 //
 // # What a program may count on
 //

@@ -25,15 +25,17 @@ const (
 	Established
 	// RTULate: the RTU came after CM.Established; PrivateData (224 bytes) is set.
 	RTULate
-	// Rejected: the peer, or for a stale connection we ourselves, refused or gave up before the connection was
-	// established. Reason and PrivateData (148 bytes; nil if it was us) are set.
+	// Rejected: the peer refused or gave up before the connection was established. Reason
+	// and PrivateData (148 bytes) are set. Or we ended it ourselves because the peer uses its
+	// QP for another connection: Reason is RejectStaleConn, PrivateData nil.
 	Rejected
 	// Unreachable: no REP or RTU came in time, or the program did not answer a request in
 	// time.
 	Unreachable
 	// Disconnected: an established connection has ended. Reason is 0 after a DREQ or
-	// DREP, whose private data (220 or 224 bytes) is in PrivateData; RejectTimeout when our DREQ was not
-	// answered; RejectStaleConn when the peer began anew with the same QP; or the reason of a REJ.
+	// DREP, whose private data (220 or 224 bytes) is in PrivateData; RejectTimeout when our
+	// DREQ was not answered; RejectStaleConn when the peer began anew with the same QP; or
+	// the reason of a REJ. A DREQ that overtakes the RTU ends an accepted connection so too.
 	Disconnected
 	// TimewaitExit: the ID is free again; nothing follows.
 	TimewaitExit
@@ -63,8 +65,8 @@ type Event struct {
 	Reason verbs.RejectReason
 	Req    ReqInfo
 	Rep    RepInfo
-	// PrivateData has the full size that the message has on the wire: messages do not tell how much
-	// of it is meant.
+	// PrivateData has the full size that the message has on the wire: messages do not tell
+	// how much of it is meant.
 	PrivateData []byte
 }
 
@@ -122,9 +124,6 @@ type queuedEvent struct {
 
 // emit queues an event of cn; Conn, Service and Path are filled in.
 func (c *CM) emit(cn *conn, ev Event) {
-	if cn.destroyed && ev.Type != TimewaitExit {
-		return
-	}
 	ev.Conn, ev.Service, ev.Path = cn.id, cn.service, cn.path
 	c.events.push(queuedEvent{ev, cn})
 }

@@ -42,8 +42,11 @@ func (c *CM) send(cn *conn, what part) {
 	}
 }
 
-// startRepeating sends a REQ, REP or DREQ and repeats it until unrepeat, or until total is over.
-func (c *CM) startRepeating(now verbs.Instant, cn *conn, m Message, tid uint64, total time.Duration, put func(b []byte)) {
+// startRepeating sends a REQ, REP or DREQ and repeats it until unrepeat, or until total is
+// over.
+func (c *CM) startRepeating(
+	now verbs.Instant, cn *conn, m Message, tid uint64, total time.Duration, put func(b []byte),
+) {
 	cn.mad = new([roce.MADLen]byte)
 	h := roce.NewCMMAD(m.attr(), tid)
 	h.PutHeader(cn.mad[:])
@@ -75,8 +78,8 @@ func (c *CM) reply(to Path, tid uint64, m Message, put func(b []byte)) {
 	c.replies.push(r)
 }
 
-// Pending reports whether NextMAD may have something to send. It errs only towards true, and NextMAD
-// puts that right.
+// Pending reports whether NextMAD may have something to send. It errs only towards true,
+// and NextMAD puts that right.
 func (c *CM) Pending() bool { return c.outgoing.len() > 0 || c.replies.len() > 0 }
 
 // NextMAD writes the next MAD to be sent to out; false when there is none. Connections
@@ -157,7 +160,8 @@ func (c *CM) format(cn *conn, what part, mad *[roce.MADLen]byte) Message {
 // one that refuses a REQ has no ID of ours, unless an MRA has told it before.
 func (c *CM) putREJ(cn *conn, b []byte) {
 	rej := roce.REJ{
-		LocalCommID: uint32(cn.id), RemoteCommID: cn.remote, Message: cn.rejects, Reason: cn.reason, PrivateData: cn.private,
+		LocalCommID: uint32(cn.id), RemoteCommID: cn.remote, Message: cn.rejects, Reason: cn.reason,
+		PrivateData: cn.private,
 	}
 	if cn.rejects == roce.MessageREQ && !cn.patience {
 		rej.LocalCommID = 0

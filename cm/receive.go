@@ -88,7 +88,9 @@ func (c *CM) handleREQ(in input, m *roce.REQ) {
 	}
 	back := sender(in.from, in.to, in.tid)
 	reject := func(reason verbs.RejectReason, info []byte) {
-		rej := roce.REJ{RemoteCommID: m.LocalCommID, Message: roce.MessageREQ, Reason: reason, Info: info, InfoLen: uint8(len(info))}
+		rej := roce.REJ{
+			RemoteCommID: m.LocalCommID, Message: roce.MessageREQ, Reason: reason, Info: info, InfoLen: uint8(len(info)),
+		}
 		c.reply(back, in.tid, REJ, rej.Put)
 	}
 	// IBTA Vol 1, 12.9.8.3.1: the same QP in a new REQ means that the old connection is
@@ -223,7 +225,8 @@ func (c *CM) handleMRA(in input, m *roce.MRA) {
 	case cn.state == RepSent && m.Message == roce.MessageREP:
 		c.setState(cn, MRARepRcvd)
 		c.prolong(in.now, cn, m.ServiceTimeout, c.cfg.AcceptTimeout)
-	case cn.state == MRAReqRcvd && m.Message == roce.MessageREQ, cn.state == MRARepRcvd && m.Message == roce.MessageREP:
+	case cn.state == MRAReqRcvd && m.Message == roce.MessageREQ,
+		cn.state == MRARepRcvd && m.Message == roce.MessageREP:
 		c.counters.Duplicate[MRA].Add(1)
 	default:
 		c.drop(DropState)

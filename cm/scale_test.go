@@ -224,61 +224,108 @@ func TestREQFlood(t *testing.T) {
 	}
 }
 
+// carry takes everything from one CM to the other at once.
+func carry(now verbs.Instant, from, to *CM, src, dst netip.Addr) (n int) {
+	var out Out
+	for from.NextMAD(&out) {
+		to.HandleMAD(now, netip.AddrPortFrom(src, 4791), dst, out.MAD[:])
+		n++
+	}
+	return n
+}
+
 // A hundred thousand connections at once: timers and memory hold.
 func TestHundredThousand(t *testing.T) {
 	if testing.Short() {
-		t.Skip("memory")
+		t.Skip("takes seconds")
 	}
-	nw, a, b := pair(t, Config{Backlog: 200_000, RetryInitial: 300 * ms})
-	nw.checks = false
-	programs(a, b)
-	b.program = nil
-	p := reqTo(a, b)
+	rnd := rand.New(rand.NewPCG(1, 2))
+	a, b := New(Config{GUID: 1, Rand: rnd.Uint32}), New(Config{GUID: 2, Rand: rnd.Uint32, Backlog: 200_000})
+	if err := b.Listen(tcp); err != nil {
+		t.Fatal(err)
+	}
+	events := func(c *CM, do func(ev *Event) error) {
+		t.Helper()
+		for {
+			ev, ok := c.NextEvent()
+			if !ok {
+				return
+			}
+			if err := do(&ev); err != nil {
+				t.Fatal(ev.Type, err)
+			}
+		}
+	}
 	const n = 100_000
+	var now verbs.Instant
+	p := ReqParams{Path: Path{addrA, netip.AddrPortFrom(addrB, 0)}, ServiceID: tcp, Type: verbs.RC, MTU: verbs.MTU1024, QPN: 2}
 	for range n {
 		p.QPN++
-		_, err := a.Connect(nw.now, p)
-		a.must(err)
+		now++
+		if _, err := a.Connect(now, p); err != nil {
+			t.Fatal(err)
+		}
 	}
-	// Nobody accepts yet; each REQ is repeated meanwhile.
-	nw.advance(400 * ms)
-	if a.Len() != n || b.HalfOpen(tcp) != n || len(a.timers) != n {
-		t.Fatalf("%d, %d, %d timers", a.Len(), b.HalfOpen(tcp), len(a.timers))
+	// Nobody accepts yet, and every REQ is repeated: a few batches do it.
+	if got := carry(now, a, b, addrA, addrB); got != n || b.HalfOpen(tcp) != n || len(a.timers) != n || len(b.timers) != n {
+		t.Fatalf("%d sent, %d half-open, %d timers", got, b.HalfOpen(tcp), len(a.timers))
+	}
+	now = now.Add(DefaultRetryInitial)
+	for batches := 0; a.Deadline() <= now; batches++ {
+		if batches > n/timeoutBatch {
+			t.Fatalf("more than %d batches", batches)
+		}
+		a.HandleTimeout(now)
+	}
+	if got := carry(now, a, b, addrA, addrB); got != n {
+		t.Fatalf("%d REQs repeated", got)
 	}
 	a.check()
 	b.check()
-	for _, ev := range b.events {
-		b.must(b.Accept(nw.now, ev.Conn, b.repParams()))
-	}
-	b.events = nil
-	nw.advance(5 * ms)
-	up := 0
-	for _, cn := range a.conns {
-		if cn.state == Connected {
-			up++
+	events(b, func(ev *Event) error {
+		p.QPN++
+		return b.Accept(now, ev.Conn, RepParams{QPN: p.QPN})
+	})
+	carry(now, b, a, addrB, addrA)
+	events(a, func(ev *Event) error { return a.Ready(now, ev.Conn, nil) })
+	carry(now, a, b, addrA, addrB)
+	for _, c := range []*CM{a, b} {
+		for _, cn := range c.conns {
+			if cn.state != Connected || cn.mad != nil || cn.private != nil || cn.slot >= 0 {
+				t.Fatalf("%v keeps what it had for the handshake", cn.state)
+			}
 		}
-		if cn.state == Connected && (cn.mad != nil || cn.slot >= 0) {
-			t.Fatal("an established connection keeps its REQ or a timer")
+		if len(c.timers) != 0 || c.Deadline() != verbs.Never {
+			t.Fatal("an established connection has a timer")
 		}
-	}
-	if sent := a.counters.Sent[REQ].Load(); up != n || sent != 2*n {
-		t.Errorf("%d connections, %d REQs", up, sent)
+		c.check()
 	}
 	if size := unsafe.Sizeof(conn{}); size > 320 {
 		t.Errorf("a connection takes %d bytes", size)
 	}
-	a.check()
+	// All of them end.
 	for id := range a.conns {
-		a.Destroy(nw.now, id)
+		a.Destroy(now, id)
 	}
-	nw.advance(time.Minute)
-	a.flat()
-	a.CM, a.last = New(Config{Rand: nw.rnd.Uint32}), nil
-	for id := range b.conns {
-		b.Destroy(nw.now, id)
+	carry(now, a, b, addrA, addrB)
+	carry(now, b, a, addrB, addrA)
+	now = now.Add(DefaultTimeWait)
+	for _, c := range []*CM{a, b} {
+		for c.Deadline() <= now {
+			c.HandleTimeout(now)
+		}
+		exits := 0
+		events(c, func(ev *Event) error {
+			if ev.Type == TimewaitExit {
+				exits++
+			}
+			return nil
+		})
+		if exits != n || c.Len() != 0 || c.Pending() {
+			t.Errorf("%d ended, %d remain", exits, c.Len())
+		}
+		c.check()
 	}
-	nw.advance(time.Minute)
-	b.flat()
 }
 
 // A timer that is due late catches up once, not once for each time it missed.
@@ -306,12 +353,6 @@ func BenchmarkConnect(b *testing.B) {
 		b.Fatal(err)
 	}
 	p := ReqParams{Path: Path{addrA, netip.AddrPortFrom(addrB, 0)}, ServiceID: tcp, Type: verbs.RC, MTU: verbs.MTU1024}
-	var out Out
-	carry := func(from, to *CM, src, dst netip.Addr) {
-		for from.NextMAD(&out) {
-			to.HandleMAD(0, netip.AddrPortFrom(src, 4791), dst, out.MAD[:])
-		}
-	}
 	now := verbs.Instant(0)
 	for i := 0; b.Loop(); i++ {
 		now += 1000
@@ -320,7 +361,7 @@ func BenchmarkConnect(b *testing.B) {
 		if err != nil {
 			b.Fatal(err)
 		}
-		carry(x, y, addrA, addrB)
+		carry(now, x, y, addrA, addrB)
 		ev, _ := y.NextEvent()
 		for ev.Type == TimewaitExit {
 			ev, _ = y.NextEvent()
@@ -328,13 +369,13 @@ func BenchmarkConnect(b *testing.B) {
 		if err := y.Accept(now, ev.Conn, RepParams{QPN: p.QPN}); err != nil {
 			b.Fatal(err, ev.Type)
 		}
-		carry(y, x, addrB, addrA)
+		carry(now, y, x, addrB, addrA)
 		if err := x.Ready(now, id, nil); err != nil {
 			b.Fatal(err)
 		}
 		x.Disconnect(now, id, nil)
-		carry(x, y, addrA, addrB)
-		carry(y, x, addrB, addrA)
+		carry(now, x, y, addrA, addrB)
+		carry(now, y, x, addrB, addrA)
 		for _, c := range []*CM{x, y} {
 			c.HandleTimeout(now)
 			for {
