@@ -44,6 +44,12 @@ func openNode(t testing.TB, bind string, change ...func(*Config)) *node {
 		}
 		t.Fatal(err)
 	}
+	return adopt(t, s)
+}
+
+// adopt makes a node of a socket and closes it when the test ends.
+func adopt(t testing.TB, s *Socket) *node {
+	t.Helper()
 	p, err := NewPoller(s)
 	if err != nil {
 		t.Fatal(err)
