@@ -18,4 +18,5 @@ fi
 
 tools/spin_test.sh
 if [ $# -eq 0 ]; then echo "model: docs/model holds no model yet" && exit 0; fi
-tools/spin.sh "$@"
+# Each model in a process of its own, as many as there are processors; a line names its model.
+printf '%s\0' "$@" | xargs -0 -n 1 -P "$(getconf _NPROCESSORS_ONLN)" tools/spin.sh
