@@ -34,6 +34,7 @@ func (d *Device) Dial(ctx context.Context, to netip.AddrPort, p ConnParam) (*QP,
 	if err != nil {
 		return nil, err
 	}
+	wp.MTU = min(wp.MTU, d.pathMTU(path.Local))
 	q, err := d.connQP(&p, &wp)
 	if err != nil {
 		return nil, err
@@ -80,6 +81,30 @@ func (d *Device) path(host netip.Addr, port uint16) (cm.Path, error) {
 		return cm.Path{}, fmt.Errorf("transport: the device speaks from %v and cannot reach %v: different IP versions", local, host)
 	}
 	return cm.Path{Local: local, Remote: remote}, nil
+}
+
+// pathMTU returns the largest path MTU of the interface that has one of our addresses. A
+// device bound to one address has found it out when it was opened.
+func (d *Device) pathMTU(local netip.Addr) verbs.MTU {
+	if !d.LocalAddr().Addr().IsUnspecified() {
+		return d.maxMTU
+	}
+	d.mu.RLock()
+	m, ok := d.mtus[local]
+	d.mu.RUnlock()
+	if ok {
+		return m
+	}
+	m = d.maxMTU
+	if n := udp.InterfaceMTU(local); n > 0 {
+		m = min(m, max(verbs.MTUForLink(n), verbs.MTU256))
+	}
+	d.mu.Lock()
+	if len(d.mtus) < 1024 {
+		d.mtus[local] = m
+	}
+	d.mu.Unlock()
+	return m
 }
 
 // connQP makes the queue pair of a connection, in INIT with its receives posted.
@@ -270,6 +295,7 @@ func (r *ConnRequest) Accept(ctx context.Context, p ConnParam) (*QP, error) {
 	if err != nil {
 		return nil, err
 	}
+	wp.MTU = min(wp.MTU, d.pathMTU(r.conn.Path.Local))
 	q, err := d.connQP(&p, &wp)
 	if err != nil {
 		return nil, err

@@ -43,6 +43,7 @@ type Device struct {
 	lastPD    qp.PD
 	listeners map[roce.SID]*Listener
 	objects   map[shutter]struct{}
+	mtus      map[netip.Addr]verbs.MTU // of our addresses' interfaces, when bound to all
 }
 
 // threadSleepers is how many waiters of a device may sleep on a futex, which wakes fastest
@@ -61,6 +62,7 @@ func Open(cfg Config) (*Device, error) {
 	d := &Device{
 		cfg: cfg, epoch: time.Now(), spin: cfg.spin(), done: make(chan struct{}),
 		listeners: make(map[roce.SID]*Listener), objects: make(map[shutter]struct{}), lastPD: 1,
+		mtus: make(map[netip.Addr]verbs.MTU),
 	}
 	d.events.wake = make(chan struct{}, 1)
 	d.waker, d.seats = park.NewWaker(), park.NewSeats(threadSleepers)

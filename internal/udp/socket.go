@@ -76,7 +76,7 @@ func Open(cfg Config) (*Socket, error) {
 	if err != nil {
 		return nil, fmt.Errorf("udp: cannot open %v: %w%s", bindName(cfg.Bind), err, advice(err, cfg.Bind))
 	}
-	s.mtu = interfaceMTU(s.local.Addr())
+	s.mtu = InterfaceMTU(s.local.Addr())
 	return s, nil
 }
 
@@ -152,9 +152,9 @@ func segments(n, segSize int) int {
 	return (n + segSize - 1) / segSize
 }
 
-// interfaceMTU returns the MTU of the interface that has addr, 0 if none or all have it.
+// InterfaceMTU returns the MTU of the interface that has addr, 0 if none or all have it.
 // Loopback is special: 127.0.0.2 is local although no interface lists it.
-func interfaceMTU(addr netip.Addr) int {
+func InterfaceMTU(addr netip.Addr) int {
 	if !addr.IsValid() || addr.IsUnspecified() {
 		return 0
 	}
@@ -197,5 +197,5 @@ func Route(dst netip.Addr) (src netip.Addr, mtu int, err error) {
 	}
 	defer c.Close()
 	src = c.LocalAddr().(*net.UDPAddr).AddrPort().Addr().Unmap()
-	return src, interfaceMTU(src), nil
+	return src, InterfaceMTU(src), nil
 }
