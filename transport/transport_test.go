@@ -470,7 +470,7 @@ func TestRawQueuePairs(t *testing.T) {
 	}
 	toRTS := func(s side) {
 		err := s.q.Modify(verbs.QPAttr{
-			Mask: verbs.AttrState | verbs.AttrSQPSN | verbs.AttrTimeout | verbs.AttrRetryCnt | verbs.AttrRNRRetry | verbs.AttrMaxQPRdAtomic,
+			Mask:  verbs.AttrState | verbs.AttrSQPSN | verbs.AttrTimeout | verbs.AttrRetryCnt | verbs.AttrRNRRetry | verbs.AttrMaxQPRdAtomic,
 			State: verbs.QPRTS, SQPSN: 7, Timeout: 14, RetryCnt: 7, RNRRetry: 7,
 		})
 		if err != nil {
