@@ -102,6 +102,7 @@ type Wire struct {
 	out    qp.Out
 	mad    cm.Out
 	full   bool // the last receive filled its batch
+	owing  bool // the last step left its answers to the next one
 	failed error
 }
 
@@ -155,17 +156,25 @@ func (w *Wire) Conns() int { return len(w.conns) }
 func (w *Wire) QPs() int { return w.qps.live }
 
 // Step does a bounded amount of whatever there is to do: takes what posters left, lets
-// deadlines pass, receives, answers, sends, and makes events and completions visible, in
-// that order. It returns how much it did; 0 means that nothing is left until a datagram, a
+// deadlines pass, receives, answers, sends, and makes events and completions visible. It returns how much it did; 0 means that nothing is left until a datagram, a
 // Ring or NextDeadline.
+//
+// A step that makes received messages visible ends there, and leaves the answers to the next
+// one or to Transmit: an acknowledgement is not on the path to the message's reader, and
+// leaves together with what the reader posts.
 func (w *Wire) Step(now verbs.Instant) (work int) {
 	w.Counters.Steps.Add(1)
 	work += w.takeReady()
 	work += w.expire(now)
+	if w.owing {
+		w.owing = false
+		work += w.transmit(now)
+	}
 	work += w.receive(now)
-	// What was received can be seen before the answers go out: the acknowledgement of a
-	// message is not on the path to its reader.
-	w.deliver(now)
+	if w.deliver(now) && w.run.n > 0 {
+		w.owing = true
+		return work
+	}
 	work += w.transmit(now)
 	w.deliver(now)
 	return work
@@ -174,6 +183,7 @@ func (w *Wire) Step(now verbs.Instant) (work int) {
 // Transmit is the sending half of a step, for a poster that borrows the wire: it takes what
 // posters left and sends it, and receives nothing.
 func (w *Wire) Transmit(now verbs.Instant) (work int) {
+	w.owing = false
 	work = w.takeReady() + w.transmit(now)
 	w.deliver(now)
 	return work
@@ -255,8 +265,9 @@ func (w *Wire) schedule(q *QP) {
 	}
 }
 
-// deliver makes events and then completions visible.
-func (w *Wire) deliver(now verbs.Instant) {
+// deliver makes events and then completions visible, and reports whether there were any of
+// the latter.
+func (w *Wire) deliver(now verbs.Instant) (completions bool) {
 	for q := w.run.touched; q != nil; {
 		next := q.nextTouched
 		q.nextTouched, q.touched = nil, false
@@ -266,11 +277,13 @@ func (w *Wire) deliver(now verbs.Instant) {
 		q = next
 	}
 	w.run.touched = nil
+	completions = len(w.env.Dirty) > 0
 	for i, lane := range w.env.Dirty {
 		w.up.Completions(lane, lane.Commit())
 		w.env.Dirty[i] = nil
 	}
 	w.env.Dirty = w.env.Dirty[:0]
+	return completions
 }
 
 // touch remembers that q may have events for deliver.
