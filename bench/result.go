@@ -1,0 +1,45 @@
+package bench
+
+import "time"
+
+// Result is what one size gave. Both ends of a session hold equal results.
+type Result struct {
+	Test Test
+	// Size is the message size in bytes.
+	Size int
+	// Iters is the number of messages, over all queue pairs, that the client sent; for a
+	// latency test of round trips.
+	Iters uint64
+	// Elapsed is the time from the client's first post to its last completion.
+	Elapsed time.Duration
+	// Peak and Average are bytes per second, Rate is messages per second; a bidirectional
+	// test adds up both directions. The peak is taken over a millisecond or more. All are 0
+	// in latency tests.
+	Peak, Average, Rate float64
+	// Latency is of half a round trip; zero in bandwidth tests.
+	Latency Latency
+	// Interrupted says that the run ended before its time.
+	Interrupted bool
+}
+
+// combine makes the result out of both ends' reports.
+func combine(p *Params, client, server *message) Result {
+	r := Result{
+		Test: p.Test, Size: int(client.size), Iters: client.count, Elapsed: client.duration,
+		Latency: client.lat, Interrupted: client.interrupted,
+	}
+	if p.Test.Latency() {
+		return r
+	}
+	add := func(m *message) {
+		rate := float64(m.count) / max(m.duration, 1).Seconds()
+		r.Rate += rate
+		r.Average += rate * float64(m.size)
+		r.Peak += max(m.peak, rate*float64(m.size))
+	}
+	add(client)
+	if p.Bidirectional {
+		add(server)
+	}
+	return r
+}

@@ -1,0 +1,336 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/doorbell-rdma/doorbell/transport"
+)
+
+// phase is one run of one size.
+type phase struct {
+	number   uint16
+	size     int
+	iters    uint64        // on each queue pair; 0 if duration decides
+	duration time.Duration // 0 if iters decides
+	measured bool          // not a warm-up
+
+	clock   time.Duration // the session's clock as last read
+	retired bool          // a send has completed since that was last looked at
+	stopped bool          // ended before its time
+	meter   meter
+	lat     *latencyRecorder
+}
+
+// ErrInterrupted is returned by Run when Interrupt, on either side, ended it; the last result
+// is what was measured until then.
+var ErrInterrupted = errors.New("interrupted")
+
+// Interrupt ends the run early but in good order: it finishes what is under way, and both
+// ends report what was measured. Any goroutine may call it.
+func (s *Session) Interrupt() { s.interrupt.Store(true) }
+
+// Run runs the test and calls report with each size's result. It returns nil when everything
+// ran, ErrInterrupted after Interrupt, ctx.Err() when ctx ended it, ErrPeerGone when the peer
+// vanished or closed early. The session is of no more use then.
+func (s *Session) Run(ctx context.Context, report func(Result)) error {
+	if s.failure != nil {
+		return s.failure
+	}
+	if s.client {
+		return s.lead(ctx, report)
+	}
+	return s.follow(ctx, report)
+}
+
+// warmup is how many messages on each queue pair precede the measurement of a size: enough
+// for caches, windows and round-trip estimates, little enough to be done at once.
+func (p *Params) warmup(size int) uint64 {
+	const bytes = 16 << 20
+	n := uint64(max(min(1000, bytes/max(size, 1)/p.QPs), 1))
+	if p.Duration == 0 {
+		n = min(n, uint64(p.Iters))
+	}
+	return n
+}
+
+// lead is Run on the client's side: it says what comes next.
+func (s *Session) lead(ctx context.Context, report func(Result)) error {
+	for _, size := range s.p.Sizes() {
+		for _, ph := range []phase{
+			{size: size, iters: s.p.warmup(size)},
+			{size: size, iters: uint64(s.p.Iters), duration: s.p.Duration, measured: true},
+		} {
+			ph.number = s.phase.number + 1
+			s.phase = ph
+			err := s.say(message{
+				kind: msgStart, measured: ph.measured, size: uint64(size), count: ph.iters, duration: ph.duration,
+			})
+			if err != nil {
+				return err
+			}
+			if _, err := s.hear(ctx, msgGo); err != nil {
+				return err
+			}
+			if err := s.runPhase(ctx, report); err != nil {
+				return err
+			}
+			if s.phase.stopped {
+				return errors.Join(ErrInterrupted, s.farewell(ctx))
+			}
+		}
+	}
+	return s.farewell(ctx)
+}
+
+// farewell says BYE and waits until the server has closed.
+func (s *Session) farewell(ctx context.Context) error {
+	if err := s.say(message{kind: msgBye}); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	for {
+		switch err := s.poll(ctx); {
+		case errors.Is(err, ErrPeerGone), errors.Is(err, context.DeadlineExceeded):
+			return nil // everything was measured and agreed on
+		case err != nil:
+			return err
+		}
+	}
+}
+
+// follow is Run on the server's side: it does what the client says.
+func (s *Session) follow(ctx context.Context, report func(Result)) error {
+	for {
+		m, err := s.hear(ctx, msgStart, msgBye)
+		if err != nil {
+			return err
+		}
+		if m.kind == msgBye {
+			if s.phase.stopped {
+				return ErrInterrupted
+			}
+			return nil
+		}
+		if m.size > uint64(s.p.Size) || m.count > MaxIters || m.duration > MaxDuration || (m.count == 0) == (m.duration == 0) {
+			return fmt.Errorf("the peer asks for %d messages of %d bytes in %v, which was not agreed on", m.count, m.size, m.duration)
+		}
+		s.phase = phase{number: m.phase, size: int(m.size), iters: m.count, duration: m.duration, measured: m.measured}
+		if err := s.say(message{kind: msgGo}); err != nil {
+			return err
+		}
+		if err := s.runPhase(ctx, report); err != nil {
+			return err
+		}
+	}
+}
+
+// runPhase moves the data of one phase, exchanges reports and hands the result on.
+func (s *Session) runPhase(ctx context.Context, report func(Result)) error {
+	ph := &s.phase
+	doneBefore := s.peerDone
+	ph.clock = s.now()
+	ph.meter.begin(ph.clock)
+	var err error
+	switch {
+	case !s.p.Test.Latency():
+		err = s.stream(ctx, doneBefore)
+	case s.client:
+		ph.lat = newLatencyRecorder()
+		err = s.ping(ctx)
+	default:
+		err = s.pong(ctx, doneBefore)
+	}
+	if err != nil {
+		return err
+	}
+	mine := message{
+		kind: msgReport, measured: ph.measured, interrupted: ph.stopped, size: uint64(ph.size),
+		count: ph.meter.n, duration: ph.meter.elapsed(), peak: ph.meter.peakRate() * float64(ph.size),
+	}
+	if ph.lat != nil {
+		mine.lat, mine.peak = ph.lat.halved(), 0
+	}
+	if err := s.say(mine); err != nil {
+		return err
+	}
+	theirs, err := s.hear(ctx, msgReport)
+	if err != nil {
+		return err
+	}
+	if theirs.size != mine.size {
+		return fmt.Errorf("the peer reports on messages of %d bytes, these had %d", theirs.size, mine.size)
+	}
+	ph.stopped = ph.stopped || theirs.interrupted
+	if !ph.measured {
+		return nil
+	}
+	client, server := &mine, &theirs
+	if !s.client {
+		client, server = server, client
+	}
+	report(combine(&s.p, client, server))
+	return nil
+}
+
+// done tells the peer that all was sent.
+func (s *Session) done() error {
+	total := uint64(0)
+	for _, f := range s.flows {
+		total += f.posted
+	}
+	return s.say(message{kind: msgDone, count: total, interrupted: s.phase.stopped})
+}
+
+// over reports whether a run of the phase's kind has to stop now.
+func (s *Session) over() bool {
+	ph := &s.phase
+	if s.interrupt.Load() || s.peerStop {
+		ph.stopped = true
+		return true
+	}
+	return ph.duration > 0 && ph.clock-ph.meter.start >= ph.duration
+}
+
+// stream is a side of SendBW: it sends, if it does, until the count or the time is up, and
+// receives, if it does, until it has what the peer says it has sent.
+func (s *Session) stream(ctx context.Context, doneBefore int) error {
+	ph := &s.phase
+	sending := s.sends()
+	var base uint64 // completed before this phase
+	for _, f := range s.flows {
+		base += f.completed
+		f.target, f.ready = f.posted, sending
+		if sending {
+			f.target = f.posted + ph.iters
+			if ph.iters == 0 {
+				f.target = 1<<64 - 1
+			}
+		}
+	}
+	told := !sending
+	stopping := false
+	for {
+		if sending {
+			for _, f := range s.flows {
+				if f.ready {
+					if err := f.push(ph.size); err != nil {
+						return err
+					}
+				}
+			}
+		}
+		if err := s.poll(ctx); err != nil {
+			return err
+		}
+		ph.clock = s.now()
+		if sending && ph.retired {
+			ph.retired = false
+			completed, finished := uint64(0), true
+			for _, f := range s.flows {
+				completed += f.completed
+				finished = finished && f.completed == f.target
+			}
+			if n := completed - base - ph.meter.n; n > 0 {
+				ph.meter.add(ph.clock, n)
+			}
+			sending = !finished
+		}
+		if sending && !stopping && s.over() {
+			stopping = true
+			for _, f := range s.flows {
+				f.stop()
+			}
+			ph.retired = true // all may be complete already
+		}
+		if !sending && !told {
+			if err := s.done(); err != nil {
+				return err
+			}
+			told = true
+		}
+		if told && (!s.receives() || s.peerDone > doneBefore && s.received >= s.peerTotal) {
+			break
+		}
+	}
+	if s.received > s.peerTotal {
+		return fmt.Errorf("received %d messages, the peer has sent %d", s.received, s.peerTotal)
+	}
+	return nil
+}
+
+// stop sets the target so that the run ends soon, with a signaled send.
+func (f *flow) stop() {
+	target := f.posted
+	if f.unsignaled > 0 {
+		target++
+	}
+	if target < f.target {
+		f.target, f.ready = target, true
+	}
+}
+
+// ping is the client's side of SendLat.
+func (s *Session) ping(ctx context.Context) error {
+	ph, f := &s.phase, s.flows[0]
+	for n := uint64(0); !(ph.duration == 0 && n == ph.iters) && !s.over(); n++ {
+		want := s.received + 1
+		last := ph.clock
+		if err := s.post(ctx, f); err != nil {
+			return err
+		}
+		for s.received < want {
+			if err := s.poll(ctx); err != nil {
+				return err
+			}
+		}
+		ph.clock = s.now()
+		ph.lat.record(ph.clock - last)
+		ph.meter.add(ph.clock, 1)
+	}
+	return s.done()
+}
+
+// pong is the server's side of SendLat.
+func (s *Session) pong(ctx context.Context, doneBefore int) error {
+	f := s.flows[0]
+	for s.peerDone == doneBefore || s.received < s.peerTotal || f.posted < s.received {
+		for f.posted < s.received {
+			if err := s.post(ctx, f); err != nil {
+				return err
+			}
+		}
+		if s.peerDone > doneBefore && s.received >= s.peerTotal {
+			break
+		}
+		if err := s.poll(ctx); err != nil {
+			return err
+		}
+	}
+	s.phase.clock = s.now()
+	return nil
+}
+
+// post sends one message of a latency test, unsignaled: the answer says that it arrived.
+func (s *Session) post(ctx context.Context, f *flow) error {
+	wr := &f.wrs[0]
+	wr.WRID = wrid(kindSend, f.index, f.posted+1)
+	f.payload(wr, f.posted+1, s.phase.size)
+	for {
+		_, err := f.qp.PostSendList(f.wrs[:1])
+		if err == nil {
+			f.posted++
+			return nil
+		}
+		if !errors.Is(err, transport.ErrQueueFull) {
+			return f.postFailed(err)
+		}
+		// The peer's acknowledgements trail its answers.
+		if err := s.poll(ctx); err != nil {
+			return err
+		}
+	}
+}

@@ -1,0 +1,252 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"sync"
+	"time"
+
+	"github.com/doorbell-rdma/doorbell/transport"
+	"github.com/doorbell-rdma/doorbell/verbs"
+)
+
+// Server takes the tests that clients ask for. Its fields are set before Serve.
+type Server struct {
+	Device *transport.Device
+	// Port is the service port to listen on.
+	Port uint16
+	// Only, when not 0, is the one test that is served.
+	Only Test
+	// Once ends Serve when one session has ended.
+	Once bool
+	// MaxSessions bounds the sessions at a time; 0 means 64.
+	MaxSessions int
+	// MaxMemory bounds the bytes that all sessions together allocate for messages; 0 means
+	// 1 GiB.
+	MaxMemory int64
+	Options   Options
+	// Handle runs a session, on a goroutine of its own, by calling its Run; the server closes
+	// the session afterwards. ctx ends with Serve's.
+	Handle func(ctx context.Context, s *Session)
+
+	mu       sync.Mutex // guards what follows
+	sessions map[sessionKey]*pending
+	memory   int64
+}
+
+// sessionKey names a session: clients choose the number, so it counts only with the address.
+type sessionKey struct {
+	addr netip.Addr
+	id   uint64
+}
+
+// pending is a session's entry: its memory, and where its data connections arrive.
+type pending struct {
+	memory int64
+	reqs   chan *transport.ConnRequest
+}
+
+// connectWithin bounds the time between a control connection and the last of its data
+// connections.
+const connectWithin = 10 * time.Second
+
+// Serve listens until ctx ends and runs sessions; it returns when all have ended: nil after
+// ctx or, with Once, after the one session, otherwise why it cannot listen any more.
+func (srv *Server) Serve(ctx context.Context) error {
+	ln, err := srv.Device.Listen(netip.AddrPortFrom(netip.Addr{}, srv.Port))
+	if err != nil {
+		return err
+	}
+	srv.sessions = make(map[sessionKey]*pending)
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer ln.Close()
+	for {
+		req, err := ln.Next(ctx)
+		if err != nil {
+			if ctx.Err() != nil {
+				return nil
+			}
+			return err
+		}
+		if why := srv.take(ctx, req, &wg, cancel); why != "" {
+			// A peer that has given up meanwhile need not be told.
+			_ = req.Reject(verbs.RejectConsumer, refusal(why))
+		}
+	}
+}
+
+// take hands a request to its session, making it first if it is a control connection's. It
+// returns why not, in words.
+func (srv *Server) take(ctx context.Context, req *transport.ConnRequest, wg *sync.WaitGroup, done func()) (why string) {
+	var h hello
+	if err := h.decode(req.PrivateData()); err != nil {
+		return "this is a server for perf: " + err.Error()
+	}
+	if h.version != Version {
+		return fmt.Sprintf("the client speaks version %d of perf's exchange, this is version %d", h.version, Version)
+	}
+	key := sessionKey{req.RemoteAddr().Addr(), h.session}
+	switch h.kind {
+	case helloData:
+		// Under the lock, so that nothing is added once dismiss has emptied the channel.
+		srv.mu.Lock()
+		defer srv.mu.Unlock()
+		p := srv.sessions[key]
+		if p == nil {
+			return "no such session"
+		}
+		select {
+		case p.reqs <- req:
+			return ""
+		default:
+			return "more connections than the session has"
+		}
+	case helloControl:
+		if why := srv.refuse(&h); why != "" {
+			return why
+		}
+		p := &pending{memory: h.memory(), reqs: make(chan *transport.ConnRequest, h.QPs)}
+		if why := srv.admit(key, p); why != "" {
+			return why
+		}
+		wg.Go(func() {
+			defer srv.dismiss(key, p)
+			if srv.run(ctx, req, &h, p) && srv.Once {
+				done()
+			}
+		})
+		return ""
+	}
+	return fmt.Sprintf("unknown kind of connection %d", h.kind)
+}
+
+// refuse says what about a client's wishes cannot be met, or nothing.
+func (srv *Server) refuse(h *hello) string {
+	if h.qpType != verbs.RC {
+		return fmt.Sprintf("connection type %v is not offered", h.qpType)
+	}
+	if err := h.Check(); err != nil {
+		return err.Error()
+	}
+	if srv.Only != 0 && h.Test != srv.Only {
+		return fmt.Sprintf("this server runs %v, not %v", srv.Only, h.Test)
+	}
+	return ""
+}
+
+// admit enters a session if there is room for it.
+func (srv *Server) admit(key sessionKey, p *pending) string {
+	limit, sessions := srv.MaxMemory, srv.MaxSessions
+	if limit == 0 {
+		limit = 1 << 30
+	}
+	if sessions == 0 {
+		sessions = 64
+	}
+	if srv.Once {
+		sessions = 1
+	}
+	srv.mu.Lock()
+	defer srv.mu.Unlock()
+	switch {
+	case srv.sessions[key] != nil:
+		return "the session exists already"
+	case len(srv.sessions) >= sessions:
+		return fmt.Sprintf("busy with %d of %d sessions, try again", len(srv.sessions), sessions)
+	case p.memory > limit:
+		return fmt.Sprintf("messages of this size take %d bytes of buffers, above the server's limit of %d", p.memory, limit)
+	case p.memory > limit-srv.memory:
+		return fmt.Sprintf("busy: buffers of %d bytes do not fit beside those of other sessions, try again", p.memory)
+	}
+	srv.sessions[key] = p
+	srv.memory += p.memory
+	return ""
+}
+
+func (srv *Server) dismiss(key sessionKey, p *pending) {
+	srv.mu.Lock()
+	delete(srv.sessions, key)
+	srv.memory -= p.memory
+	srv.mu.Unlock()
+	for {
+		select {
+		case req := <-p.reqs:
+			_ = req.Reject(verbs.RejectConsumer, refusal("the session has ended"))
+		default:
+			return
+		}
+	}
+}
+
+// run accepts a session's connections and runs it. It reports whether there was a session.
+func (srv *Server) run(ctx context.Context, req *transport.ConnRequest, h *hello, p *pending) bool {
+	s, err := newSession(srv.Device, h.Params, srv.Options, false)
+	if err == nil {
+		defer s.Close()
+		err = s.accept(ctx, req)
+	}
+	if err != nil {
+		_ = req.Reject(verbs.RejectNoResources, refusal(err.Error())) // as good as it can be told
+		return false
+	}
+	if err := s.gather(ctx, p.reqs); err != nil {
+		s.failure = err
+	}
+	srv.Handle(ctx, s)
+	return true
+}
+
+// accept answers the control connection's request.
+func (s *Session) accept(ctx context.Context, req *transport.ConnRequest) error {
+	cp := s.ctrlParam()
+	cp.PrivateData = welcome()
+	ctrl, err := req.Accept(ctx, cp)
+	if err != nil {
+		return err
+	}
+	s.begin(ctrl)
+	return nil
+}
+
+// gather accepts the data connections, in whatever order they come.
+func (s *Session) gather(ctx context.Context, reqs <-chan *transport.ConnRequest) error {
+	ctx, cancel := context.WithTimeout(ctx, connectWithin)
+	defer cancel()
+	s.flows = make([]*flow, 0, s.p.QPs)
+	byIndex := make(map[uint16]*flow)
+	for len(byIndex) < s.p.QPs {
+		var req *transport.ConnRequest
+		select {
+		case req = <-reqs:
+		case <-ctx.Done():
+			return fmt.Errorf("%d of %d data connections after %v: %w", len(byIndex), s.p.QPs, connectWithin, ctx.Err())
+		}
+		var h hello
+		if err := h.decode(req.PrivateData()); err != nil {
+			return err
+		}
+		if int(h.index) >= s.p.QPs || byIndex[h.index] != nil {
+			_ = req.Reject(verbs.RejectConsumer, refusal("no such data connection"))
+			continue
+		}
+		f := s.newFlow(int(h.index))
+		qp, err := req.Accept(ctx, s.param(f))
+		if err != nil {
+			return errors.Join(err, req.Reject(verbs.RejectNoResources, refusal(err.Error())))
+		}
+		byIndex[h.index] = f
+		s.flows = append(s.flows, f)
+		if err := f.attach(qp); err != nil {
+			return err
+		}
+	}
+	for i := range s.flows {
+		s.flows[i] = byIndex[uint16(i)]
+	}
+	return nil
+}

@@ -1,0 +1,72 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"github.com/spf13/cobra"
+
+	"github.com/doorbell-rdma/doorbell/bench"
+)
+
+func (a *app) serve() *cobra.Command {
+	d := &deviceFlags{}
+	sessions, memory := 64, int64(1<<30)
+	cmd := &cobra.Command{
+		Use:   "serve",
+		Short: "Serve any test of any number of clients until a signal comes",
+		Long: `Serves every test with the client's options, several clients at a time, until
+Ctrl-C or SIGTERM. It prints a client's report when its test is over.`,
+		Example: `  perf serve --bind 127.0.0.2
+  perf serve --bind [::1]:4792 -p 20000`,
+		Args: atMost(0, "no operands"),
+	}
+	d.register(cmd)
+	cmd.Flags().Var(whole[int]{&sessions, 1, 1024}, "max-sessions", "tests at a time")
+	cmd.Flags().Var(whole[int64]{&memory, 1 << 20, 1 << 36}, "max-memory", "bytes of message buffers of all tests together")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if _, err := d.config(); err != nil {
+			return err
+		}
+		return a.serveAll(cmd.Context(), d, sessions, memory)
+	}
+	return cmd
+}
+
+func (a *app) serveAll(ctx context.Context, d *deviceFlags, sessions int, memory int64) (err error) {
+	dev, err := a.open(d)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, dev.close()) }()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	first, stop := a.onSignal(cancel)
+	defer stop()
+	defer context.AfterFunc(first, cancel)()
+
+	var count atomic.Int64
+	var mu sync.Mutex // one report at a time on stdout
+	u := bandwidthUnit(false)
+	srv := &bench.Server{
+		Device: dev.Device, Port: d.port, MaxSessions: sessions, MaxMemory: memory, Options: d.options(),
+		Handle: func(ctx context.Context, s *bench.Session) {
+			n, p := count.Add(1), s.Params()
+			var b strings.Builder
+			fmt.Fprintf(&b, "session %d: %s of %v, %d QPs\n%s", n, title(p), s.RemoteAddr(), p.QPs, columns(p, u))
+			err := s.Run(ctx, func(r bench.Result) { b.WriteString(row(r, u)) })
+			if err != nil {
+				fmt.Fprintf(&b, "session %d: %v\n", n, oneLine(err.Error()))
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			fmt.Fprint(a.stdout, b.String())
+		},
+	}
+	fmt.Fprintf(a.stdout, "Serving on %v, service port %d; Ctrl-C ends it\n", dev.LocalAddr(), d.port)
+	return srv.Serve(ctx)
+}
