@@ -1,6 +1,7 @@
 package qp
 
 import (
+	"bytes"
 	"fmt"
 	"testing"
 	"time"
@@ -160,4 +161,34 @@ func lossy(p *pair, drop func(from *node) bool) {
 		}
 	}
 	p.t.Fatal("never settles")
+}
+
+// A region counts a WRITE once, when its last byte is placed: not one of length zero, which
+// names no region, not a duplicate, and not one that was refused.
+func TestPlaced(t *testing.T) {
+	p := newPair(t, options{retry: 7})
+	p.post(p.a, sendWR(verbs.RDMAWrite, 1, 0, 3000))
+	p.pump(p.a)
+	out := p.a.take()
+	p.deliver(p.b, out[:2]...)
+	if p.b.remote.placed != 0 {
+		t.Error("counted before its end")
+	}
+	p.deliver(p.b, out[2:]...)
+	p.deliver(p.b, out...)
+	if p.b.remote.placed != 1 {
+		t.Errorf("counted %d times", p.b.remote.placed)
+	}
+	bad := sendWR(verbs.RDMAWrite, 4, 0, 3000)
+	bad.RemoteAddr += uint64(len(p.b.remote.buf)) - 2500
+	before := bytes.Clone(p.b.remote.buf)
+	p.post(p.a, sendWR(verbs.RDMAWrite, 2, 0, 0), sendWR(verbs.RDMAWrite, 3, 0, 1), bad)
+	p.run()
+	p.wantWCs(p.a, "1:RDMA_WRITE", "2:RDMA_WRITE", "3:RDMA_WRITE", "4:REM_ACCESS_ERR")
+	if p.b.remote.placed != 2 {
+		t.Errorf("counted %d times, want 2", p.b.remote.placed)
+	}
+	if !bytes.Equal(before[1:], p.b.remote.buf[1:]) {
+		t.Error("a WRITE that leaves the region wrote some of it")
+	}
 }

@@ -19,8 +19,8 @@ type requester struct {
 	una, nxt, max uint64
 	cur           uint64
 	// asked ends what an answer is due for: one past the last packet that was sent with
-	// AckReq since going back. When it is not beyond una and no READ or atomic is
-	// outstanding, nobody owes us anything.
+	// AckReq, as READs and atomics are, since going back. When it is not beyond una nobody
+	// owes us anything.
 	asked uint64
 	// unasked counts the packets and their cost since then.
 	unasked     uint32
@@ -155,8 +155,7 @@ func (q *QP) nextData(now verbs.Instant, out *Out, w *SendWQE, fresh bool) Next 
 	off := i << q.mtuShift
 	size := min(w.Length-off, q.mtu)
 	cost := q.win.cost(size)
-	within := q.mayFly(cost)
-	if !within && q.answerDue() {
+	if !q.mayFly(cost) && q.answerDue() {
 		return q.blocked(cost)
 	}
 	if st := q.gather(out, r.cur, w, off, size); st != verbs.WCSuccess {
@@ -188,10 +187,9 @@ func (q *QP) nextData(now verbs.Instant, out *Out, w *SendWQE, fresh bool) Next 
 		p.InvRKey = w.RKey
 		p.Solicited = w.Flags&verbs.Solicited != 0 && solicitedOps>>w.Opcode&1 != 0
 	}
-	// An answer is asked for at the end of a message, often enough in a long one, and
-	// whenever the window would stop us with nobody having been asked.
-	p.AckReq = last || !within || r.unasked+1 >= askEvery ||
-		2*(r.unaskedCost+cost) >= q.win.limit || !q.fliesAfter(cost)
+	// An answer is asked for at the end of a message, often enough in a long one, and by
+	// whatever the window lets no other packet follow.
+	p.AckReq = last || r.unasked+1 >= askEvery || 2*(r.unaskedCost+cost) >= q.win.limit || !q.fliesAfter(cost)
 	q.sent(now, 1, cost, p.AckReq)
 	if last {
 		r.cur++
@@ -225,7 +223,7 @@ func (q *QP) fliesAfter(cost int64) bool {
 // answerDue reports whether the peer owes an answer. While it does not, one packet may
 // always leave, whatever the windows say, and asks for one: so nothing ever waits for an
 // acknowledgement that nobody was asked for.
-func (q *QP) answerDue() bool { return q.req.asked > q.req.una || q.req.readN > 0 }
+func (q *QP) answerDue() bool { return q.req.asked > q.req.una }
 
 // sent moves the requester past a packet that takes n numbers.
 func (q *QP) sent(now verbs.Instant, n uint32, cost int64, ask bool) {

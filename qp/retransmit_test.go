@@ -452,3 +452,26 @@ func TestAnswerSavesFailedWQE(t *testing.T) {
 	p.run()
 	p.wantWCs(p.a, "1:SEND", "2:SEND", "3:SEND")
 }
+
+// After the early timer has gone back, the next gap in a READ's answers counts as news.
+func TestGapAfterTimer(t *testing.T) {
+	p := newPair(t, options{mtu: verbs.MTU256})
+	fill(p.b.remote.buf[:1024], 6)
+	p.post(p.a, sendWR(verbs.RDMARead, 1, 0, 1024))
+	answers := func() [][]byte {
+		p.pump(p.a)
+		p.deliver(p.b, p.a.take()...)
+		p.pump(p.b)
+		return p.b.take()
+	}
+	p.deliver(p.a, answers()[1:]...) // a gap
+	answers()                        // all lost
+	p.advance(p.a.q.Deadline().Sub(p.now))
+	p.deliver(p.a, answers()[1:]...) // a gap at the same place
+	start := p.now
+	p.run()
+	p.wantWCs(p.a, "1:RDMA_READ")
+	if p.now != start {
+		t.Errorf("took %v more", p.now.Sub(start))
+	}
+}
