@@ -299,3 +299,82 @@ func TestOpeningUnderFaults(t *testing.T) {
 		})
 	}
 }
+
+// TestRawConsumer: a program that drives its queue pairs itself, through the connection
+// manager. It posts in RTR, hears COMM_EST with the RTU lost, notifies, and moves to RTS.
+func TestRawConsumer(t *testing.T) {
+	net := New(11)
+	net.Rules = []Rule{rtuFate(Verdict{Drop: true})}
+	a, b := net.Node("10.0.0.1"), net.Node("10.0.0.2")
+	if err := b.Wire.Listen(service); err != nil {
+		t.Fatal(err)
+	}
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	lanes := [2]*qp.CQ{qp.NewCQ(16), qp.NewCQ(16)}
+	aq, bq := a.QP(lanes[0], verbs.QPCap{}), b.QP(lanes[1], verbs.QPCap{})
+	amr := a.Register(make([]byte, 64), verbs.LocalWrite)
+	bmr := b.Register(make([]byte, 64), verbs.LocalWrite)
+	for _, err := range []error{
+		func() error { _, err := a.Recv(aq, verbs.RecvWR{WRID: 1, SGList: sgl(amr, 0, 64)}); return err }(),
+		func() error { _, err := b.Recv(bq, verbs.RecvWR{WRID: 1, SGList: sgl(bmr, 0, 64)}); return err }(),
+	} {
+		must(err)
+	}
+	p := Defaults()
+	p.Raw = true
+	var bc *wire.Conn
+	var response, commEst, established bool
+	b.OnConnRequest = func(c *wire.Conn, _ *cm.Event) { bc = c }
+	a.OnConnEvent = func(_ *wire.Conn, e verbs.EventType, _ []byte) { response = response || e == verbs.EventConnectResponse }
+	b.OnQPEvent = func(_ *wire.QP, e verbs.EventType) { commEst = commEst || e == verbs.EventCommEst }
+	b.OnConnEvent = func(_ *wire.Conn, e verbs.EventType, _ []byte) { established = established || e == verbs.EventEstablished }
+	ac, err := a.Wire.Dial(net.Now(), aq, wire.DialParam{Path: a.Path(b), Service: service, ConnParam: p})
+	must(err)
+	if !net.Run(time.Second, func() bool { return bc != nil }) {
+		t.Fatal("no REQ")
+	}
+	must(b.Wire.Negotiate(bc, p))
+	rtr := bc.Attr(verbs.QPRTR)
+	must(b.Wire.Modify(net.Now(), bq, &rtr))
+	must(b.Wire.AcceptRaw(net.Now(), bc, bq, []byte("rep")))
+	_, err = b.Send(bq, verbs.SendWR{Opcode: verbs.Send, InlineData: []byte("deferred")})
+	must(err)
+	if !net.Run(time.Second, func() bool { return response }) {
+		t.Fatal("no REP")
+	}
+	if aq.State() != verbs.QPInit || bq.State() != verbs.QPRTR {
+		t.Fatalf("the wire moved a raw queue pair: %v, %v", aq.State(), bq.State())
+	}
+	for _, s := range []verbs.QPState{verbs.QPRTR, verbs.QPRTS} {
+		attr := ac.Attr(s)
+		must(a.Wire.Modify(net.Now(), aq, &attr))
+	}
+	must(a.Wire.Ready(net.Now(), ac, nil))
+	_, err = a.Send(aq, verbs.SendWR{Opcode: verbs.Send, InlineData: []byte("request")})
+	must(err)
+	if !net.Run(time.Second, func() bool { return commEst }) {
+		t.Fatal("no COMM_EST")
+	}
+	if established || bq.State() != verbs.QPRTR {
+		t.Fatalf("established by itself: %v, %v", established, bq.State())
+	}
+	must(b.Wire.Notify(net.Now(), bc))
+	if !established {
+		t.Error("Notify established nothing")
+	}
+	rts := bc.Attr(verbs.QPRTS)
+	must(b.Wire.Modify(net.Now(), bq, &rts))
+	if !net.Run(time.Second, func() bool { return string(amr.Bytes()[:8]) == "deferred" }) {
+		t.Error("the deferred send never arrived")
+	}
+	must(b.Wire.Disconnect(net.Now(), bc, nil))
+	net.Run(3*time.Second, nil)
+	if n := a.Wire.Conns() + b.Wire.Conns(); n != 0 {
+		t.Errorf("%d connections left", n)
+	}
+}

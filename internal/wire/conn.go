@@ -13,6 +13,13 @@ import (
 // Conn is one connection: what the connection manager knows it by, and the queue pair that
 // it opens. The wire moves the queue pair; programs only see it in RTR or RTS.
 //
+// There is a second kind of consumer, who drives the queue pair itself (ConnParam.Raw), as
+// programs above a plain ib_cm do: the wire then moves nothing and tells everything.
+//
+//	active:  Dial, EventConnectResponse: Attr(RTR), Attr(RTS), Ready
+//	passive: ConnRequest: Negotiate, Attr(RTR), AcceptRaw; EventEstablished, or EventCommEst
+//	         and Notify: Attr(RTS)
+//
 //	active:  Dial --REQ-->      <--REP-- RTR, RTS, --RTU-->   EventEstablished
 //	passive: <--REQ-- ConnRequest, Accept: RTR, --REP-->      <--RTU-- or a first request: RTS, EventEstablished
 type Conn struct {
@@ -22,8 +29,9 @@ type Conn struct {
 	Path cm.Path
 	// Reason says why, after EventRejected.
 	Reason verbs.RejectReason
-	// Info is what the peer's REQ (passive) or REP (active) said.
+	// Req is what the peer's REQ said (passive), Rep what its REP said (active).
 	Req cm.ReqInfo
+	Rep cm.RepInfo
 
 	id       cm.ConnID
 	w        *Wire
@@ -71,6 +79,8 @@ type ConnParam struct {
 	MTU verbs.MTU
 	// Access is what the peer may do through the queue pair.
 	Access verbs.Access
+	// Raw says that the caller drives the queue pair.
+	Raw bool
 }
 
 // Errors of connections.
@@ -89,7 +99,7 @@ type DialParam struct {
 
 // Dial sends a REQ for a queue pair in INIT, which belongs to the connection from now on.
 func (w *Wire) Dial(now verbs.Instant, q *QP, p DialParam) (*Conn, error) {
-	if q.State() != verbs.QPInit || q.conn != nil {
+	if !p.Raw && q.State() != verbs.QPInit || q.conn != nil {
 		return nil, fmt.Errorf("wire: dial: %w", verbs.ErrBadState)
 	}
 	c := &Conn{w: w, qp: q, Path: p.Path, startPSN: verbs.PSN(w.cfg.Rand()) & verbs.PSNMask, params: p.ConnParam}
@@ -125,30 +135,82 @@ func (w *Wire) Accept(now verbs.Instant, c *Conn, q *QP, p ConnParam) error {
 	if q.State() != verbs.QPInit || q.conn != nil {
 		return fmt.Errorf("wire: accept: %w", verbs.ErrBadState)
 	}
-	if c.Req.MTU > min(p.MTU, w.cfg.MaxMTU) {
-		return ErrMTU
+	if err := w.Negotiate(c, p); err != nil {
+		return err
 	}
-	c.startPSN, c.params = verbs.PSN(w.cfg.Rand())&verbs.PSNMask, p
-	c.params.PrivateData = nil
-	c.params.MTU = c.Req.MTU
-	rtr := c.rtrAttr(c.Req.QPN, min(p.ResponderResources, c.Req.InitiatorDepth))
-	rts := c.rtsAttr(c.Req.StartPSN, min(p.InitiatorDepth, c.Req.ResponderResources), c.Req.RetryCnt, c.Req.RNRRetry)
+	rtr, rts := c.Attr(verbs.QPRTR), c.Attr(verbs.QPRTS)
 	if err := w.Modify(now, q, &rtr); err != nil {
 		return err
 	}
 	if err := q.q.ArmRTS(&rts); err != nil {
 		return err
 	}
-	err := w.cm.Accept(now, c.id, cm.RepParams{
-		QPN: q.Num(), StartPSN: c.startPSN,
-		ResponderResources: rtr.MaxDestRdAtomic, InitiatorDepth: rts.MaxQPRdAtomic,
-		RNRRetry: p.RNRRetry, PrivateData: p.PrivateData,
-	})
-	if err != nil {
+	if err := w.sendREP(now, c, q, p.PrivateData); err != nil {
 		reset := verbs.QPAttr{Mask: verbs.AttrState, State: verbs.QPReset}
 		return errors.Join(err, w.Modify(now, q, &reset))
 	}
-	c.qp, q.conn, c.state = q, c, connAccepted
+	return nil
+}
+
+// Negotiate settles what our REP will say, so that Attr knows it; Accept does it itself.
+func (w *Wire) Negotiate(c *Conn, p ConnParam) error {
+	if c.state != connRequested {
+		return fmt.Errorf("negotiate: %w", ErrConnState)
+	}
+	if c.Req.MTU > min(p.MTU, w.cfg.MaxMTU) {
+		return ErrMTU
+	}
+	c.startPSN, c.params = verbs.PSN(w.cfg.Rand())&verbs.PSNMask, p
+	c.params.PrivateData = nil
+	c.params.MTU = c.Req.MTU
+	c.params.ResponderResources = min(p.ResponderResources, c.Req.InitiatorDepth)
+	c.params.InitiatorDepth = min(p.InitiatorDepth, c.Req.ResponderResources)
+	return nil
+}
+
+// AcceptRaw sends the REP for a queue pair that the caller has moved to where it wants it,
+// usually RTR, with the attributes of Negotiate.
+func (w *Wire) AcceptRaw(now verbs.Instant, c *Conn, q *QP, private []byte) error {
+	if c.state != connRequested || !c.params.Raw {
+		return fmt.Errorf("accept: %w", ErrConnState)
+	}
+	if q.conn != nil {
+		return fmt.Errorf("wire: accept: %w", verbs.ErrBadState)
+	}
+	return w.sendREP(now, c, q, private)
+}
+
+func (w *Wire) sendREP(now verbs.Instant, c *Conn, q *QP, private []byte) error {
+	err := w.cm.Accept(now, c.id, cm.RepParams{
+		QPN: q.Num(), StartPSN: c.startPSN,
+		ResponderResources: c.params.ResponderResources, InitiatorDepth: c.params.InitiatorDepth,
+		RNRRetry: c.params.RNRRetry, PrivateData: private,
+	})
+	if err == nil {
+		c.qp, q.conn, c.state = q, c, connAccepted
+	}
+	return err
+}
+
+// Ready tells the peer of a raw connection that our queue pair is in RTS: the RTU.
+func (w *Wire) Ready(now verbs.Instant, c *Conn, private []byte) error {
+	if c.state != connConnecting || !c.params.Raw {
+		return fmt.Errorf("ready: %w", ErrConnState)
+	}
+	if err := w.cm.Ready(now, c.id, private); err != nil {
+		return err
+	}
+	c.state = connEstablished
+	return nil
+}
+
+// Notify says that a raw connection's queue pair has had its first request (EventCommEst):
+// it counts as the RTU. EventEstablished follows, unless the RTU was faster.
+func (w *Wire) Notify(now verbs.Instant, c *Conn) error {
+	if err := w.cm.Established(now, c.id); err != nil {
+		return err
+	}
+	w.established(c, nil)
 	return nil
 }
 
@@ -207,6 +269,22 @@ func (w *Wire) forget(c *Conn) {
 	}
 }
 
+// Attr returns the attributes that bring the queue pair to RTR or RTS, as far as they are
+// known by then: those to RTR need the peer's REP or our Negotiate (ib_cm_init_qp_attr).
+func (c *Conn) Attr(s verbs.QPState) verbs.QPAttr {
+	p := &c.params
+	switch {
+	case s == verbs.QPRTR && c.passive:
+		return c.rtrAttr(c.Req.QPN, p.ResponderResources)
+	case s == verbs.QPRTR:
+		return c.rtrAttr(c.Rep.QPN, min(p.ResponderResources, c.Rep.InitiatorDepth))
+	case c.passive:
+		return c.rtsAttr(c.Req.StartPSN, p.InitiatorDepth, c.Req.RetryCnt, c.Req.RNRRetry)
+	default:
+		return c.rtsAttr(c.Rep.StartPSN, min(p.InitiatorDepth, c.Rep.ResponderResources), p.RetryCnt, c.Rep.RNRRetry)
+	}
+}
+
 // rtrAttr is the move INIT -> RTR.
 func (c *Conn) rtrAttr(peer verbs.QPN, resources uint8) verbs.QPAttr {
 	return verbs.QPAttr{
@@ -255,8 +333,8 @@ func (w *Wire) connEvent(now verbs.Instant, c *Conn, e *cm.Event) {
 		w.repReceived(now, c, e)
 	case cm.Established:
 		// The RTU: the usual way from RTR to RTS.
-		if q := c.qp; q != nil && q.State() == verbs.QPRTR {
-			rts := c.rtsAttr(c.Req.StartPSN, min(c.params.InitiatorDepth, c.Req.ResponderResources), c.Req.RetryCnt, c.Req.RNRRetry)
+		if q := c.qp; q != nil && !c.params.Raw && q.State() == verbs.QPRTR {
+			rts := c.Attr(verbs.QPRTS)
 			if err := w.Modify(now, q, &rts); err != nil {
 				panic("BUG: wire: armed attributes refused: " + err.Error())
 			}
@@ -284,9 +362,12 @@ func (w *Wire) repReceived(now verbs.Instant, c *Conn, e *cm.Event) {
 	if q == nil || c.state != connConnecting {
 		return
 	}
-	p := &c.params
-	rtr := c.rtrAttr(e.Rep.QPN, min(p.ResponderResources, e.Rep.InitiatorDepth))
-	rts := c.rtsAttr(e.Rep.StartPSN, min(p.InitiatorDepth, e.Rep.ResponderResources), p.RetryCnt, e.Rep.RNRRetry)
+	c.Rep = e.Rep
+	if c.params.Raw {
+		w.up.ConnEvent(c, verbs.EventConnectResponse, e.PrivateData)
+		return
+	}
+	rtr, rts := c.Attr(verbs.QPRTR), c.Attr(verbs.QPRTS)
 	err := w.Modify(now, q, &rtr)
 	if err == nil {
 		err = w.Modify(now, q, &rts)
@@ -320,7 +401,7 @@ func (w *Wire) down(now verbs.Instant, c *Conn, t verbs.EventType, private []byt
 
 func (w *Wire) toErr(now verbs.Instant, c *Conn) {
 	q := c.qp
-	if q == nil {
+	if q == nil || c.params.Raw {
 		return
 	}
 	switch q.State() {
@@ -344,7 +425,7 @@ func (w *Wire) qpEvents(now verbs.Instant, q *QP, set qp.EventSet) {
 		w.established(c, nil)
 	}
 	set.Each(func(t verbs.EventType) { w.up.QPEvent(q, t) })
-	if c != nil && set&qp.EvToErr != 0 && (c.state == connEstablished || c.state == connAccepted) {
+	if c != nil && !c.params.Raw && set&qp.EvToErr != 0 && (c.state == connEstablished || c.state == connAccepted) {
 		// A queue pair that failed is of no use to the peer: say so.
 		_ = w.cm.Disconnect(now, c.id, nil)
 	}
