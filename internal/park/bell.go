@@ -138,6 +138,7 @@ func (b *Bell) unlock() {
 		if b.due.CompareAndSwap(true, false) {
 			first = b.takeAll()
 		}
+		yield.Point()
 		b.mu.Unlock()
 		yield.Point()
 		for s := first; s != nil; {
@@ -179,6 +180,7 @@ func (b *Bell) Sleep(ctx context.Context, t Ticket, timeout time.Duration) error
 	if timeout == 0 {
 		return os.ErrDeadlineExceeded
 	}
+	yield.Point()
 	s := b.enlist(nil)
 	err := b.wait(ctx, t, s, timeout)
 	if b.rung(t) {

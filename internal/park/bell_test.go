@@ -76,6 +76,45 @@ func TestBellLosesNothing(t *testing.T) {
 	}
 }
 
+// TestBellLeavesRingsToTheHolder: a ringer who finds the list locked goes away, and the
+// goroutine that holds it wakes the sleepers.
+func TestBellLeavesRingsToTheHolder(t *testing.T) {
+	var b Bell
+	woken := make(chan error)
+	go func() { woken <- b.Sleep(context.Background(), b.Arm(), hung) }()
+	for b.parked.Load() == 0 {
+		runtime.Gosched()
+	}
+	b.mu.Lock()
+	b.Ring() // must not block
+	b.unlock()
+	if err := <-woken; err != nil {
+		t.Error(err)
+	}
+	idle(t, &b)
+}
+
+// TestBellChurn is TestBellLosesNothing while others come and go on the same bell and
+// hold its list whenever the ring comes.
+func TestBellChurn(t *testing.T) {
+	withProcs(t, func(t *testing.T) {
+		var b Bell
+		var stop atomic.Bool
+		var wg sync.WaitGroup
+		for range 2 {
+			wg.Go(func() {
+				for !stop.Load() {
+					b.Sleep(context.Background(), b.Arm(), time.Microsecond)
+				}
+			})
+		}
+		oneWakeRounds(t, nil, func(ready func() bool) bool { return awaitBell(t, &b, (*Bell).Sleep, ready) }, b.Ring)
+		stop.Store(true)
+		wg.Wait()
+		idle(t, &b)
+	})
+}
+
 // TestBellCrowd: several waiters of both kinds on one bell, several ringers, one ring a
 // round; everyone must see every round.
 func TestBellCrowd(t *testing.T) {
@@ -201,13 +240,9 @@ func TestBellCancel(t *testing.T) {
 			for _, after := range []time.Duration{0, 3 * unheardInTests} {
 				var b Bell
 				ctx, cancel := context.WithCancel(t.Context())
-				var wg sync.WaitGroup
-				for range 3 {
-					wg.Go(func() {
-						if err := f.sleep(&b, ctx, b.Arm(), hung); !errors.Is(err, context.Canceled) {
-							t.Errorf("cancelled after %v: %v", after, err)
-						}
-					})
+				ended := make(chan error, 3)
+				for range cap(ended) {
+					go func() { ended <- f.sleep(&b, ctx, b.Arm(), -1) }()
 				}
 				for b.armed.Load() != 3 {
 					runtime.Gosched()
@@ -215,7 +250,13 @@ func TestBellCancel(t *testing.T) {
 				timer := time.NewTimer(after)
 				<-timer.C
 				cancel()
-				wg.Wait()
+				lost := time.AfterFunc(hung, b.Ring) // ends the deaf, who then return nil
+				for range cap(ended) {
+					if err := <-ended; !errors.Is(err, context.Canceled) {
+						t.Errorf("cancelled after %v: %v", after, err)
+					}
+				}
+				lost.Stop()
 				idle(t, &b)
 			}
 		})

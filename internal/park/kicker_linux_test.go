@@ -4,6 +4,7 @@ package park
 
 import (
 	"errors"
+	"math/rand/v2"
 	"os"
 	"runtime"
 	"sync"
@@ -94,6 +95,29 @@ func TestKickerCostsNothingAwake(t *testing.T) {
 	}
 }
 
+// TestKickerCloseWaits: Close waits for a kick that has decided to write and is held up.
+func TestKickerCloseWaits(t *testing.T) {
+	k, err := NewKicker()
+	if err != nil {
+		t.Fatal(err)
+	}
+	k.inflight.Add(1) // the first half of Kick
+	closed := make(chan error)
+	go func() { closed <- k.Close() }()
+	for range 1000 {
+		select {
+		case err := <-closed:
+			t.Fatalf("closed under a kick (%v)", err)
+		default:
+			runtime.Gosched()
+		}
+	}
+	k.inflight.Add(-1)
+	if err := <-closed; err != nil {
+		t.Error(err)
+	}
+}
+
 // TestKickerClose: a kick that races with Close writes to the kicker or to nothing, never to
 // the file that gets the number next.
 func TestKickerClose(t *testing.T) {
@@ -112,8 +136,10 @@ func TestKickerClose(t *testing.T) {
 				}
 			})
 		}
-		runtime.Gosched()
 		k.Arm()
+		for range rand.N(200) {
+			Pause()
+		}
 		if err := k.Close(); err != nil {
 			t.Fatal(err)
 		}

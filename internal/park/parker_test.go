@@ -147,6 +147,28 @@ func TestOneSleeperTimeouts(t *testing.T) {
 	}
 }
 
+// TestParkerSlowWaker: a waker that has decided to wake and is held up before it does owes a
+// token. A sleeper whose timeout ends meanwhile takes it, or it would end a later sleep.
+func TestParkerSlowWaker(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var p Parker
+		woken := make(chan bool)
+		go func() {
+			p.Arm()
+			woken <- p.Sleep(time.Second)
+		}()
+		synctest.Wait()
+		if p.word.Swap(awake) != asleep { // the first half of Wake
+			t.Fatal("not asleep")
+		}
+		time.Sleep(time.Minute)
+		p.wake <- struct{}{} // the second half
+		if !<-woken || len(p.wake) != 0 {
+			t.Errorf("%d tokens left for a later sleep", len(p.wake))
+		}
+	})
+}
+
 // TestParkerSynctest: a wire that sleeps on a Parker lets a bubble's clock go on.
 func TestParkerSynctest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
