@@ -14,7 +14,7 @@ import (
 )
 
 var (
-	seeds    = flag.Int("seeds", 60, "how many seeds TestRandomTraffic plays")
+	seeds    = flag.Int("seeds", 40, "how many seeds TestRandomTraffic plays")
 	oneSeed  = flag.Uint64("seed", 0, "play only this seed")
 	maxSteps = 400000
 )

@@ -1,6 +1,7 @@
 package qp
 
 import (
+	"slices"
 	"testing"
 	"time"
 	"unsafe"
@@ -505,5 +506,26 @@ func TestGapClosesInItsBatch(t *testing.T) {
 		}
 		p.run()
 		p.wantWCs(p.a, "1:SEND")
+	}
+}
+
+// Answers leave in the order of PSNs: one that is asked for again goes before the rest of a
+// later one.
+func TestAnswersInOrder(t *testing.T) {
+	p := newPair(t, options{mtu: verbs.MTU256})
+	p.post(p.a, sendWR(verbs.RDMARead, 1, 0, 500), sendWR(verbs.RDMARead, 2, 0, 1000))
+	p.pump(p.a)
+	req := p.a.take()
+	p.deliver(p.b, req...)
+	var psns []verbs.PSN
+	for i := 0; p.b.q.NextPacket(p.now, &p.b.scratch) == NextPacket; i++ {
+		psns = append(psns, p.b.scratch.Packet.PSN)
+		if i == 3 {
+			p.deliver(p.b, req[0])
+		}
+	}
+	want := []verbs.PSN{0, 1, 2, 3, 0, 1, 4, 5}
+	if !slices.Equal(psns, want) {
+		t.Errorf("answered %v, want %v", psns, want)
 	}
 }

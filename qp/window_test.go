@@ -19,7 +19,7 @@ func TestWindowNeverStalls(t *testing.T) {
 		for _, packets := range []int{1, 2, 3, 7, 8, 9, 24, 31, 32, 33, 34, 66, 100} {
 			for _, op := range []verbs.Opcode{verbs.Send, verbs.RDMAWrite, verbs.RDMARead} {
 				for _, depth := range []int{1, 2, 16} {
-					p := newPair(t, options{mtu: verbs.MTU256, window: w, cap: verbs.QPCap{MaxSendWR: depth, MaxRecvWR: 64}})
+					p := newPair(t, options{mtu: verbs.MTU256, window: w, cap: verbs.QPCap{MaxSendWR: depth, MaxRecvWR: 64}, memSize: 1 << 15})
 					p.sent = func(n *node, pkt *roce.Packet) {
 						if n == p.a && n.q.req.nxt-n.q.req.una > uint64(n.win.cfg.PSNs) && !isRead(op) && n.win.cfg.PSNs > 1 {
 							t.Fatalf("%d PSNs outstanding of %d", n.q.req.nxt-n.q.req.una, n.win.cfg.PSNs)
