@@ -64,8 +64,9 @@ func (s *sleeper) wait() bool {
 
 // racing is a queue in the harness: *SendQueue or *RecvQueue.
 type racing interface {
-	// post posts a chain; slow ones dawdle between reserving and publishing.
-	post(ids []uint64, slow bool) (n int, ring bool, err error)
+	// post posts a chain; slow ones dawdle between reserving and publishing, and call
+	// reserved in between.
+	post(ids []uint64, slow bool, reserved func()) (n int, ring bool, err error)
 	moveTo(verbs.QPState)
 	next() (uint64, Fate)
 	take()
@@ -75,7 +76,24 @@ type racing interface {
 	base() *gate
 }
 
-type racingSends struct{ *SendQueue }
+// racingMem is the memory of racing sends: a poster's Local dawdles. A poster asks for each
+// of its requests when it checks, and again when it has reserved the slots and writes them.
+type racingMem struct {
+	testMem
+	asks [racePosters]struct {
+		n        int
+		reserved func()
+	}
+}
+
+func (m *racingMem) Local(pd PD, key uint32, addr uint64, n uint32, need verbs.Access) ([]byte, verbs.WCStatus) {
+	a := &m.asks[(addr-sendBase)/4]
+	if a.n--; a.n == -1 {
+		a.reserved()
+	}
+	dawdle()
+	return m.testMem.Local(pd, key, addr, n, need)
+}
 
 // dawdle gives way or burns a little time.
 func dawdle() {
@@ -94,22 +112,29 @@ func burn(n uint32) {
 
 var burnt atomic.Uint32
 
-func newRacingSends() racing {
-	mem := &slowMem{before: dawdle}
-	mem.add(testPD, sendKey, sendBase, 64, 0)
-	return racingSends{newSendQueue(verbs.RC, smallCap(4), false, mem, testPD, 0)}
+type racingSends struct {
+	*SendQueue
+	mem *racingMem
 }
 
-func (q racingSends) post(ids []uint64, slow bool) (int, bool, error) {
+func newRacingSends() racing {
+	mem := &racingMem{}
+	mem.add(testPD, sendKey, sendBase, 4*racePosters, 0)
+	return racingSends{newSendQueue(verbs.RC, smallCap(4), false, mem, testPD, 0), mem}
+}
+
+func (q racingSends) post(ids []uint64, slow bool, reserved func()) (int, bool, error) {
 	var wrs [2]verbs.SendWR
 	var sge [2][1]verbs.SGE
+	poster := posterOf(ids[0])
 	for i, id := range ids {
-		sge[i][0] = verbs.SGE{Addr: sendBase, Length: 4, LKey: sendKey}
+		sge[i][0] = verbs.SGE{Addr: sendBase + 4*uint64(poster), Length: 4, LKey: sendKey}
 		wrs[i] = verbs.SendWR{WRID: id, RemoteAddr: id, Swap: id, Opcode: verbs.Send, SGList: sge[i][:]}
 		if slow {
 			wrs[i].Flags = verbs.Inline
 		}
 	}
+	q.mem.asks[poster].n, q.mem.asks[poster].reserved = len(ids), reserved
 	return q.Post(wrs[:len(ids)])
 }
 
@@ -124,7 +149,7 @@ type racingRecvs struct{ *RecvQueue }
 
 func newRacingRecvs() racing { return racingRecvs{newRecvQueue(smallCap(4), 0)} }
 
-func (q racingRecvs) post(ids []uint64, slow bool) (int, bool, error) {
+func (q racingRecvs) post(ids []uint64, slow bool, reserved func()) (int, bool, error) {
 	var wrs [2]verbs.RecvWR
 	var sge [2][1]verbs.SGE
 	for i, id := range ids {
@@ -136,6 +161,7 @@ func (q racingRecvs) post(ids []uint64, slow bool) (int, bool, error) {
 	}
 	// What Post does, with pauses: a receive has no data to dawdle over.
 	pos, n, err := q.reserve(uint64(len(ids)), recvRefuse)
+	reserved()
 	dawdle()
 	for i := range n {
 		q.write(pos+i, &wrs[i])
@@ -161,17 +187,19 @@ type raceRound struct {
 	bell  sleeper
 	left  atomic.Int32 // posters that have not returned
 	calls [racePosters]raceCall
-	// A RESET raises begun, then moves, then raises ended: posters bracket the life in
-	// which they posted.
+	saw   []raceSeen
+	// How many lives have ended, by RESET or by leaving SQE: posters learn from it in which
+	// life their slots were reserved. begun is raised before a life ends by leaving SQE,
+	// ended after it. A RESET raises both afterwards: nothing is reserved in RESET, so that
+	// a slot which is reserved when begun is read was reserved in that life or an earlier one.
 	begun, ended atomic.Int32
-	saw          []raceSeen
 }
 
 type raceCall struct {
 	ids        [2]uint64
 	n          int
 	err        error
-	from, upTo int32 // the life in which it was posted is one of these
+	from, upTo int32 // it was reserved in one of these lives
 }
 
 type raceSeen struct {
@@ -183,6 +211,9 @@ type raceSeen struct {
 
 const racePosters = 3
 
+// posterOf returns whose request it is.
+func posterOf(id uint64) int { return int(id / 10) }
+
 // chainOf is how many requests a poster posts in its call; together they fill the queue.
 func chainOf(poster int) int { return 1 + poster&1 }
 
@@ -193,9 +224,13 @@ func (r *raceRound) post(poster int, rng *rand.Rand) {
 	}
 	burn(rng.Uint32() & 511)
 	c.from = r.ended.Load()
+	c.upTo = -1
+	reserved := func() { c.upTo = r.begun.Load() }
 	var ring bool
-	c.n, ring, c.err = r.q.post(c.ids[:chainOf(poster)], rng.Uint32()&1 == 0)
-	c.upTo = r.begun.Load()
+	c.n, ring, c.err = r.q.post(c.ids[:chainOf(poster)], rng.Uint32()&1 == 0, reserved)
+	if c.upTo < 0 {
+		reserved()
+	}
 	if ring {
 		r.bell.ring()
 	}
@@ -239,12 +274,17 @@ func (r *raceRound) serve() error {
 func (r *raceRound) wire(path []verbs.QPState, rng *rand.Rand) error {
 	for _, s := range path {
 		burn(rng.Uint32() & 511)
-		if s == verbs.QPReset {
+		switch leavesSQE := r.q.base().state == verbs.QPSQE; {
+		case s == verbs.QPReset:
+			r.q.moveTo(s)
 			r.begun.Add(1)
-		}
-		r.q.moveTo(s)
-		if s == verbs.QPReset {
 			r.ended.Add(1)
+		case leavesSQE:
+			r.begun.Add(1)
+			r.q.moveTo(s)
+			r.ended.Add(1)
+		default:
+			r.q.moveTo(s)
 		}
 		r.bell.ring()
 		if rng.Uint32()&1 == 0 && r.bell.ready.Swap(false) {
@@ -306,12 +346,12 @@ func (r *raceRound) verdict() error {
 					return fmt.Errorf("request %d, posted in life %d to %d, was sent in life %d and %v", id, c.from, c.upTo, s.life, s.state)
 				}
 			case FateFlush:
-				if s.life < c.from || s.life > c.upTo {
-					return fmt.Errorf("request %d, posted in life %d to %d, was flushed in life %d", id, c.from, c.upTo, s.life)
+				if s.state != verbs.QPErr && s.state != verbs.QPSQE && s.life <= c.from {
+					return fmt.Errorf("request %d, posted in life %d to %d, was flushed in life %d and %v", id, c.from, c.upTo, s.life, s.state)
 				}
 			case FateForget:
-				if c.from == life {
-					return fmt.Errorf("request %d of the last life was forgotten", id)
+				if s.life <= c.from {
+					return fmt.Errorf("request %d, posted in life %d to %d, was forgotten in life %d", id, c.from, c.upTo, s.life)
 				}
 			}
 		}
@@ -322,7 +362,7 @@ func (r *raceRound) verdict() error {
 // race runs rounds at each of several GOMAXPROCS: fewer where there are more of them than
 // processors, for then the system takes a processor away in the middle of everything, and
 // that takes time.
-func race(t *testing.T, rounds int, make func() racing, start []verbs.QPState, path ...verbs.QPState) {
+func race(t *testing.T, rounds int, newQueue func() racing, start []verbs.QPState, path ...verbs.QPState) {
 	if underRace || yield.Enabled {
 		rounds = max(rounds/20, 500)
 	}
@@ -337,7 +377,7 @@ func race(t *testing.T, rounds int, make func() racing, start []verbs.QPState, p
 		t.Run(fmt.Sprintf("procs=%d", procs), func(t *testing.T) {
 			defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(procs))
 			seed := uint64(time.Now().UnixNano())
-			if err := raceRounds(rounds, seed, make, start, path); err != nil {
+			if err := raceRounds(rounds, seed, newQueue, start, path); err != nil {
 				t.Fatalf("seed %d: %v", seed, err)
 			}
 		})
@@ -345,7 +385,7 @@ func race(t *testing.T, rounds int, make func() racing, start []verbs.QPState, p
 }
 
 // raceRounds keeps its goroutines through all rounds: they meet in the current round.
-func raceRounds(rounds int, seed uint64, make func() racing, start, path []verbs.QPState) error {
+func raceRounds(rounds int, seed uint64, newQueue func() racing, start, path []verbs.QPState) error {
 	var current atomic.Pointer[raceRound]
 	var posters sync.WaitGroup
 	var stop atomic.Bool
@@ -369,9 +409,9 @@ func raceRounds(rounds int, seed uint64, make func() racing, start, path []verbs
 		posters.Wait()
 	}()
 	rng := rand.New(rand.NewPCG(seed, racePosters))
-	wake := newWake()
+	wake := make(chan struct{}, 1)
 	for i := range rounds {
-		r := &raceRound{q: make()}
+		r := &raceRound{q: newQueue()}
 		r.bell.wake = wake
 		r.left.Store(racePosters)
 		for _, s := range start {
@@ -384,8 +424,6 @@ func raceRounds(rounds int, seed uint64, make func() racing, start, path []verbs
 	}
 	return nil
 }
-
-func newWake() chan struct{} { return make(chan struct{}, 1) }
 
 var (
 	inINIT = []verbs.QPState{verbs.QPInit}
@@ -418,6 +456,50 @@ func TestRaceResetRTR(t *testing.T) {
 
 func TestRaceSQD(t *testing.T) {
 	race(t, 10_000, newRacingSends, inRTS, verbs.QPSQD, verbs.QPRTS)
+}
+
+// A chain is visible whole: when its first entry is, the last one is too.
+func TestRaceChain(t *testing.T) {
+	const depth, rounds = 64, 2000
+	q := newSendQueue(verbs.RC, smallCap(depth), false, &testMem{}, testPD, 0)
+	q.move(verbs.QPInit)
+	q.move(verbs.QPRTR)
+	q.move(verbs.QPRTS)
+	var poster sync.WaitGroup
+	poster.Go(func() {
+		wrs := make([]verbs.SendWR, depth)
+		for i := range wrs {
+			wrs[i].WRID = uint64(i)
+		}
+		for range rounds {
+			for n := 0; n == 0; {
+				runtime.Gosched()
+				if n, _, _ = q.Post(wrs); n != 0 && n != depth {
+					t.Errorf("%d of an empty queue's %d slots taken", n, depth)
+				}
+			}
+		}
+	})
+	for range rounds {
+		for !q.readable() {
+			runtime.Gosched()
+		}
+		if last := q.taken + depth - 1; !q.slots.Readable(last) && !t.Failed() {
+			t.Errorf("position %d is visible and %d is not", q.taken, last)
+		}
+		for i := range uint64(depth) {
+			for !q.readable() {
+				runtime.Gosched() // only when the test has failed already
+			}
+			pos, fate := q.next()
+			if id := q.at(pos).WRID; fate != FateSend || id != i {
+				t.Fatalf("%v for request %d, want %d", fate, id, i)
+			}
+			q.take()
+		}
+		q.retire(depth)
+	}
+	poster.Wait()
 }
 
 // What SQE has sealed is flushed even if the gate has closed again.
