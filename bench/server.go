@@ -27,6 +27,8 @@ type Server struct {
 	// 1 GiB.
 	MaxMemory int64
 	Options   Options
+	// Listening, when not nil, is called once clients may come.
+	Listening func()
 	// Handle runs a session, on a goroutine of its own, by calling its Run; the server closes
 	// the session afterwards. ctx ends with Serve's.
 	Handle func(ctx context.Context, s *Session)
@@ -60,6 +62,9 @@ func (srv *Server) Serve(ctx context.Context) error {
 		return err
 	}
 	srv.sessions = make(map[sessionKey]*pending)
+	if srv.Listening != nil {
+		srv.Listening()
+	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	var wg sync.WaitGroup

@@ -99,7 +99,6 @@ and the client's options decide. Loopback addresses are hosts.`,
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return usageError{fmt.Errorf("%w; see %s --help", err, cmd.CommandPath())}
 	})
-	root.SetHelpCommand(&cobra.Command{Hidden: true})
 	root.AddCommand(a.sendLat(), a.sendBW(), a.serve(), a.demo(), a.dump())
 	return root
 }

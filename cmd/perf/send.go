@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 
 	"github.com/doorbell-rdma/doorbell/bench"
 	"github.com/doorbell-rdma/doorbell/transport"
@@ -80,7 +79,7 @@ func (a *app) test(cmd *cobra.Command, t *testFlags) *cobra.Command {
 	f.StringVar(&t.jsonFile, "out_json_file", "", "write the report as JSON to `FILE`")
 	cmd.Args = atMost(1, "one HOST[:UDPPORT]")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		if err := t.check(cmd.Flags()); err != nil {
+		if err := t.check(cmd); err != nil {
 			return err
 		}
 		if len(args) == 0 {
@@ -96,7 +95,8 @@ func (a *app) test(cmd *cobra.Command, t *testFlags) *cobra.Command {
 }
 
 // check finds what is wrong with the flags together.
-func (t *testFlags) check(f *pflag.FlagSet) error {
+func (t *testFlags) check(cmd *cobra.Command) error {
+	f := cmd.Flags()
 	if f.Changed("duration") {
 		if f.Changed("iters") {
 			return usageError{errors.New("-n and -D exclude each other")}
@@ -254,7 +254,7 @@ func (a *app) serveOnce(ctx context.Context, t *testFlags) (err error) {
 			}
 		},
 	}
-	fmt.Fprintf(notes, "Waiting for a client on %v, service port %d\n", dev.LocalAddr(), t.port)
+	srv.Listening = func() { fmt.Fprintf(notes, "Waiting for a client on %v, service port %d\n", dev.LocalAddr(), t.port) }
 	if err := srv.Serve(ctx); err != nil {
 		return err
 	}

@@ -67,6 +67,8 @@ func (a *app) serveAll(ctx context.Context, d *deviceFlags, sessions int, memory
 			fmt.Fprint(a.stdout, b.String())
 		},
 	}
-	fmt.Fprintf(a.stdout, "Serving on %v, service port %d; Ctrl-C ends it\n", dev.LocalAddr(), d.port)
+	srv.Listening = func() {
+		fmt.Fprintf(a.stdout, "Serving on %v, service port %d; Ctrl-C ends it\n", dev.LocalAddr(), d.port)
+	}
 	return srv.Serve(ctx)
 }
