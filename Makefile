@@ -71,7 +71,7 @@ soak: ## the long tests, up to an hour
 	$(GO) test -tags soak -timeout 60m ./...
 
 interop: ## tests against Linux Soft-RoCE
-	$(if $(wildcard interop),$(GO) test -count 1 -timeout 30m ./interop/...,@echo "interop: skipped, there is none yet")
+	$(if $(wildcard interop),$(GO) test -tags interop -count 1 -timeout 30m ./interop/...,@echo "interop: skipped, there is none yet")
 
 demo: ## show what this is about, on loopback
 	$(GO) run ./cmd/perf demo
