@@ -12,14 +12,18 @@ import (
 // What Linux writes into every REQ and REP, and we too, whatever our own timers are
 // (facts of ib_cm and rdma_cm; seen in captures of rdma_rxe).
 const (
+	maxCMRetries  = 15 // CMA_MAX_CM_RETRIES
+	hopLimit      = 64
+	permissiveLID = 0xFFFF
+	defaultPKey   = 0xFFFF
+)
+
+// Time codes that Linux writes, likewise.
+const (
 	responseTimeout verbs.AckTimeout = 20 // CMA_CM_RESPONSE_TIMEOUT
-	maxCMRetries                     = 15 // CMA_MAX_CM_RETRIES
-	hopLimit                         = 64
-	permissiveLID                    = 0xFFFF
-	defaultPKey                      = 0xFFFF
+	targetAckDelay  verbs.AckTimeout = 15 // rdma_rxe's
 	// DefaultAckTimeout is what a REQ says when ReqParams.AckTimeout is 0: 2.1 s.
 	DefaultAckTimeout verbs.AckTimeout = 19
-	targetAckDelay    verbs.AckTimeout = 15 // rdma_rxe's
 )
 
 // MaxReqPrivate is the private data that a REQ of rdma_cm has room for: 56 bytes.

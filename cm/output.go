@@ -125,7 +125,7 @@ func (c *CM) format(cn *conn, what part, mad *[roce.MADLen]byte) Message {
 			cn.mad = nil // the only DREQ of a connection that was destroyed
 		}
 		var h roce.MAD
-		h.Decode(mad[:])
+		_ = h.Decode(mad[:]) // we wrote it
 		return Message(h.AttrID - roce.AttrREQ)
 	}
 	m, tid, body := MRA, cn.tid, mad[roce.MADHeaderLen:]

@@ -30,39 +30,39 @@ func (c *CM) HandleMAD(now verbs.Instant, from netip.AddrPort, to netip.Addr, ma
 	switch m.AttrID {
 	case roce.AttrREQ:
 		var msg roce.REQ
-		msg.Decode(m.Data)
+		_ = msg.Decode(m.Data)
 		c.handleREQ(in, &msg)
 	case roce.AttrMRA:
 		var msg roce.MRA
-		msg.Decode(m.Data)
+		_ = msg.Decode(m.Data)
 		c.handleMRA(in, &msg)
 	case roce.AttrREJ:
 		var msg roce.REJ
-		msg.Decode(m.Data)
+		_ = msg.Decode(m.Data)
 		c.handleREJ(in, &msg)
 	case roce.AttrREP:
 		var msg roce.REP
-		msg.Decode(m.Data)
+		_ = msg.Decode(m.Data)
 		c.handleREP(in, &msg)
 	case roce.AttrRTU:
 		var msg roce.RTU
-		msg.Decode(m.Data)
+		_ = msg.Decode(m.Data)
 		c.handleRTU(in, &msg)
 	case roce.AttrDREQ:
 		var msg roce.DREQ
-		msg.Decode(m.Data)
+		_ = msg.Decode(m.Data)
 		c.handleDREQ(in, &msg)
 	case roce.AttrDREP:
 		var msg roce.DREP
-		msg.Decode(m.Data)
+		_ = msg.Decode(m.Data)
 		c.handleDREP(in, &msg)
 	case roce.AttrSIDRReq:
 		var msg roce.SIDRReq
-		msg.Decode(m.Data)
+		_ = msg.Decode(m.Data)
 		c.handleSIDRReq(in, &msg)
 	case roce.AttrLAP:
 		var msg roce.LAP
-		msg.Decode(m.Data)
+		_ = msg.Decode(m.Data)
 		c.handleLAP(in, &msg)
 	default: // SIDR_REP, APR: we never ask
 		c.drop(DropUnknown)

@@ -330,9 +330,13 @@ func TestRawConsumer(t *testing.T) {
 	var bc *wire.Conn
 	var response, commEst, established bool
 	b.OnConnRequest = func(c *wire.Conn, _ *cm.Event) { bc = c }
-	a.OnConnEvent = func(_ *wire.Conn, e verbs.EventType, _ []byte) { response = response || e == verbs.EventConnectResponse }
+	a.OnConnEvent = func(_ *wire.Conn, e verbs.EventType, _ []byte) {
+		response = response || e == verbs.EventConnectResponse
+	}
 	b.OnQPEvent = func(_ *wire.QP, e verbs.EventType) { commEst = commEst || e == verbs.EventCommEst }
-	b.OnConnEvent = func(_ *wire.Conn, e verbs.EventType, _ []byte) { established = established || e == verbs.EventEstablished }
+	b.OnConnEvent = func(_ *wire.Conn, e verbs.EventType, _ []byte) {
+		established = established || e == verbs.EventEstablished
+	}
 	ac, err := a.Wire.Dial(net.Now(), aq, wire.DialParam{Path: a.Path(b), Service: service, ConnParam: p})
 	must(err)
 	if !net.Run(time.Second, func() bool { return bc != nil }) {

@@ -70,16 +70,6 @@ func (u *quiet) ConnRequest(c *Conn, _ *cm.Event)               { u.request = c 
 func (u *quiet) ConnEvent(_ *Conn, t verbs.EventType, _ []byte) { u.log = append(u.log, t) }
 func (u *quiet) QPEvent(_ *QP, t verbs.EventType)               { u.log = append(u.log, t) }
 func (u *quiet) Completions(*qp.CQ, bool)                       {}
-func (u *quiet) saw(t verbs.EventType) (n int)                  { return count(u.log, t) }
-
-func count[T comparable](s []T, x T) (n int) {
-	for _, y := range s {
-		if x == y {
-			n++
-		}
-	}
-	return n
-}
 
 // end is a wire with one queue pair in RTS towards another end.
 type end struct {
