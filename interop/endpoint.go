@@ -1,0 +1,74 @@
+package interop
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/doorbell-rdma/doorbell/transport"
+	"github.com/doorbell-rdma/doorbell/verbs"
+)
+
+// endpoint is a queue pair whose completions are wanted by kind: the programs wait for a
+// message, or for something of theirs to be done, while the other may come first.
+type endpoint struct {
+	*transport.QP
+	sends, recvs []verbs.WC
+}
+
+// sent waits for the completion of a send, WRITE, READ or atomic.
+func (e *endpoint) sent(ctx context.Context) (verbs.WC, error) { return e.next(ctx, false) }
+
+// received waits for a message.
+func (e *endpoint) received(ctx context.Context) (verbs.WC, error) { return e.next(ctx, true) }
+
+func (e *endpoint) next(ctx context.Context, recv bool) (verbs.WC, error) {
+	for {
+		list := &e.sends
+		if recv {
+			list = &e.recvs
+		}
+		if len(*list) > 0 {
+			wc := (*list)[0]
+			*list = (*list)[1:]
+			return wc, wc.Err()
+		}
+		wc, err := e.CQ().Next(ctx)
+		switch {
+		case err != nil && wc.Status == verbs.WCSuccess:
+			return wc, err // no completion at all
+		case err != nil:
+			// Only its status means anything: it ends whatever is waited for.
+			return wc, err
+		case wc.Opcode.IsRecv():
+			e.recvs = append(e.recvs, wc)
+		default:
+			e.sends = append(e.sends, wc)
+		}
+	}
+}
+
+// do posts a signaled request and waits until it is done.
+func (e *endpoint) do(ctx context.Context, wr verbs.SendWR) error {
+	wr.Flags |= verbs.Signaled
+	if err := e.PostSend(wr); err != nil {
+		return fmt.Errorf("%v: %w", wr.Opcode, err)
+	}
+	if _, err := e.sent(ctx); err != nil {
+		return fmt.Errorf("%v: %w", wr.Opcode, err)
+	}
+	return nil
+}
+
+// disconnected waits for the peer to end the connection.
+func (e *endpoint) disconnected(ctx context.Context) error {
+	if err := e.Wait(ctx); err != nil {
+		return fmt.Errorf("waiting for the peer to disconnect: %w", err)
+	}
+	return nil
+}
+
+// isEnd says whether an error is how a connection looks that its peer has ended.
+func isEnd(err error) bool {
+	return errors.Is(err, verbs.WRFlushErr) || errors.Is(err, transport.ErrDisconnected)
+}
