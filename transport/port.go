@@ -54,11 +54,13 @@ func newPort(d *Device, index int, sock *udp.Socket) (*port, error) {
 // start begins the wire's thread.
 func (p *port) start() {
 	go func() {
-		// The thread sleeps in system calls that the runtime should not have to know of, and
-		// is woken by them; a goroutine that moves between threads would be late each time.
-		runtime.LockOSThread()
-		defer runtime.UnlockOSThread()
 		defer close(p.done)
+		if udp.Direct {
+			// The thread sleeps in system calls and is woken by them; a goroutine that moves
+			// between threads would be late each time.
+			runtime.LockOSThread()
+			defer runtime.UnlockOSThread()
+		}
 		p.role.Run()
 	}()
 }
@@ -73,7 +75,12 @@ func (p *port) do(f func() error) (err error) {
 }
 
 // drive makes one step if nobody else drives.
-func (p *port) drive() { p.role.Poll(1) }
+func (p *port) drive() {
+	p.role.Poll(1)
+	if !udp.Direct {
+		runtime.Gosched() // whoever polls may spin, and the socket's reader needs a processor
+	}
+}
 
 // ring is the doorbell: the queue pair has something new. The first mark since the owner
 // last looked sends at once if nobody owns the wire and nothing is under way to that peer;
