@@ -448,3 +448,39 @@ func TestModifyInSQD(t *testing.T) {
 		t.Errorf("room for %d READs", n)
 	}
 }
+
+// SQD is not left for RTS before it is drained; for ERR it is. A path that changes while it
+// drains takes what is in flight along.
+func TestDraining(t *testing.T) {
+	p := newPair(t, options{})
+	p.postRecv(p.b, 10, 0, 64)
+	p.post(p.a, sendWR(verbs.Send, 1, 0, 64))
+	p.pump(p.a)
+	p.a.take()
+	p.state(p.a, verbs.QPSQD)
+	if err := p.a.q.Modify(p.now, &verbs.QPAttr{Mask: verbs.AttrState, State: verbs.QPRTS}); !errors.Is(err, verbs.ErrBadState) {
+		t.Errorf("left SQD before it was drained: %v", err)
+	}
+	old := p.a.win
+	p.a.win = NewWindow(WindowConfig{})
+	p.a.q.SetWindow(p.a.win)
+	if old.used != 0 {
+		t.Errorf("%d bytes left in the old window", old.used)
+	}
+	p.check(p.a)
+	p.run()
+	p.wantWCs(p.a, "1:SEND")
+	p.modify(p.a, &verbs.QPAttr{Mask: verbs.AttrState, State: verbs.QPRTS})
+	if p.a.events != 0 {
+		t.Errorf("events %b that nobody asked for", p.a.events)
+	}
+
+	p = newPair(t, options{})
+	p.post(p.a, sendWR(verbs.Send, 1, 0, 64))
+	p.pump(p.a)
+	p.state(p.a, verbs.QPSQD)
+	p.post(p.a, sendWR(verbs.Send, 2, 0, 64))
+	p.state(p.a, verbs.QPErr)
+	p.pump(p.a)
+	p.wantWCs(p.a, "1:WR_FLUSH_ERR", "2:WR_FLUSH_ERR")
+}

@@ -190,9 +190,10 @@ func (q *QP) Attr() verbs.QPAttr {
 }
 
 // SetWindow gives the queue pair the window that all queue pairs of its wire to this peer
-// share. Call it before the move to RTS; until then a window of its own stands in.
+// share. Call it before the move to RTS; until then a window of its own stands in. When the
+// path changes later, in SQD, what is in flight on the old path is sent again on the new one.
 func (q *QP) SetWindow(w *Window) {
-	q.unsend()
+	q.goBack()
 	q.win = w
 }
 
