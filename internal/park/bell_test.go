@@ -3,6 +3,7 @@ package park
 import (
 	"context"
 	"errors"
+	"math/rand/v2"
 	"os"
 	"runtime"
 	"sync"
@@ -91,6 +92,55 @@ func TestBellLeavesRingsToTheHolder(t *testing.T) {
 	if err := <-woken; err != nil {
 		t.Error(err)
 	}
+	idle(t, &b)
+}
+
+// TestBellHolderLooksAgain: one sleeps, another goroutine is just letting go of the list when
+// the ring comes, and nothing happens after it.
+func TestBellHolderLooksAgain(t *testing.T) {
+	withProcs(t, holderLooksAgain)
+}
+
+func holderLooksAgain(t *testing.T) {
+	var b Bell
+	var made, seen, turn atomic.Int64 // rounds; negative at the end
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for r := int64(1); awaitBell(t, &b, (*Bell).Sleep, func() bool { return made.Load() >= r }); r++ {
+			seen.Store(r)
+			if r == int64(*lossRounds) {
+				return
+			}
+		}
+		seen.Store(-1)
+	})
+	wg.Go(func() {
+		for r := int64(1); r <= int64(*lossRounds); r++ {
+			for turn.Load() < r {
+				runtime.Gosched()
+			}
+			b.mu.Lock()
+			b.unlock()
+		}
+	})
+	for r := int64(1); r <= int64(*lossRounds); r++ {
+		for b.parked.Load() == 0 && seen.Load() >= 0 {
+			runtime.Gosched()
+		}
+		turn.Store(r)
+		if rand.N(2) == 0 {
+			runtime.Gosched()
+		}
+		for range rand.N(100) {
+			Pause()
+		}
+		made.Store(r)
+		b.Ring()
+		for seen.Load() < r && seen.Load() >= 0 {
+			runtime.Gosched()
+		}
+	}
+	wg.Wait()
 	idle(t, &b)
 }
 
@@ -358,7 +408,11 @@ func TestBellMisuse(t *testing.T) {
 // TestWakerClose: bells rung around and after Close are rung, by somebody.
 func TestWakerClose(t *testing.T) {
 	NewWaker().Close() // never used
-	for range 300 {
+	withProcs(t, wakerClose)
+}
+
+func wakerClose(t *testing.T) {
+	for range *lossRounds {
 		w := NewWaker()
 		var bells [4]Bell
 		var ready [4]atomic.Bool

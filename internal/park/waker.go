@@ -61,22 +61,24 @@ func (w *Waker) wake(b *Bell) {
 func (w *Waker) run() {
 	defer close(w.done)
 	for {
+		// Read before the list: once it says closed, whoever adds to the list after us sees
+		// that too and drains the list itself.
+		closed := w.state.Load() == wakerClosed
+		yield.Point()
 		if w.drain() {
 			// Those woken stand in line for this processor: let them run on it rather
 			// than take it to sleep, where it would be missed until the runtime notices.
 			runtime.Gosched()
 			continue
 		}
+		if closed {
+			return
+		}
 		w.parker.Arm()
 		if w.list.Load() == nil && w.state.Load() != wakerClosed {
 			w.parker.Sleep(-1)
-			continue
-		}
-		w.parker.Disarm()
-		if w.state.Load() == wakerClosed {
-			// A ring that comes later sees that state and drains the list itself.
-			w.drain()
-			return
+		} else {
+			w.parker.Disarm()
 		}
 	}
 }
