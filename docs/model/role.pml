@@ -22,11 +22,13 @@
 /* CONFIG level: -DPACKETS=2 -DPOLLERS=1 -DPOLLS=2 -DLEVEL */
 /* CONFIG timer: -DPOSTERS=2 -DPOSTS=1 -DTIMERS -DEPOCHS=3 */
 /* CONFIG wait: -DPACKETS=1 -DPOSTERS=1 -DPOSTS=1 -DWAITER -DNOINLINE */
+/* CONFIG waitone: -DPACKETS=1 -DWAITER */
 /* CONFIG waitpoll: -DPACKETS=2 -DPOLLERS=1 -DWAITER */
-/* CONFIG command: -DCOMMANDS=2 -DPOLLERS=1 -DPOSTERS=1 -DPOSTS=1 */
+/* CONFIG command: -DCOMMANDS=2 -DPOSTERS=1 -DPOSTS=1 -DNOINLINE */
 /* CONFIG all: -DPOSTERS=1 -DPOSTS=1 -DPACKETS=1 -DPOLLERS=1 -DCOMMANDS=1 -DWAITER -DTIMERS -DEPOCHS=1 slow */
 /* CONFIG close: -DCLOSE -DCOMMANDS=1 -DPOSTERS=1 -DPOSTS=1 -DPACKETS=1 */
 /* CONFIG live: -DPOSTERS=1 -DPOSTS=1 -DPOLLERS=1 -DNOBUDGET progress fair */
+/* CONFIG forever: -DPOSTERS=1 -DPOSTS=2 -DPOLLERS=1 -DFOREVER ltl=served fair */
 /* CONFIG livewait: -DPACKETS=1 -DWAITER -DCOMMANDS=1 -DNOBUDGET progress fair */
 
 /* MUTANT testset: a taker looks, and takes in a second step */
@@ -34,15 +36,15 @@
 /* MUTANT dropnote: the leaver clears the note and goes */
 /* MUTANT norecheck: the leaver looks for a note, then releases in a second step */
 /* MUTANT ringfirst: a poster rings before it marks */
-/* MUTANT marklate @again: the step clears the mark after it looked for work */
+/* MUTANT marklate @forever: the step clears the mark after it looked for work */
 /* MUTANT latebed: the thread says that it sleeps only after it released the role */
 /* MUTANT handover: an owner out of budget leaves work and wakes nobody */
 /* MUTANT nolook @packet: the thread arms the socket and sleeps without looking again */
 /* MUTANT noarm @packet: the thread sleeps with the socket disarmed */
 /* MUTANT nosticky: a wake-up before the sleep is forgotten */
 /* MUTANT nodeadline @timer: a taker does not wake the thread for an earlier deadline */
-/* MUTANT nopoll @wait: the waiter parks without the second poll */
-/* MUTANT keeprole @wait: the waiter parks with the role in its hands */
+/* MUTANT nopoll @waitone: the waiter parks without the second poll */
+/* MUTANT keeprole @waitone: the waiter parks with the role in its hands */
 /* MUTANT lonecommand @command: a command that finds the role owned leaves no note */
 /* MUTANT late @close: commands that come after the last owner are taken and never answered */
 /* MUTANT forgetful @close: Close does not answer the commands that are left */
@@ -381,10 +383,16 @@ first:
 	if
 	:: driven && !force ->
 		driven = false;
-		leave(ok);
+busy:		leave(ok);
 		if
 		:: ok -> goto nap
-		:: else -> goto first
+		:: else
+		fi;
+rest:		step(more, n);
+		if
+		:: cmd[FINAL] == DONE -> goto done
+		:: more -> goto rest
+		:: else -> goto busy
 		fi
 	:: else -> driven = false; force = false
 	fi;
@@ -515,13 +523,19 @@ active [POLLERS] proctype Poller() {
 	bool ok, more, w;
 	byte d, n, i;
 
-	for (i : 1 .. POLLS) {
+	i = 0;
+	do
+	:: i == POLLS -> break
+	:: else ->
 		take(1, 0, ok);
 		if
 		:: ok -> settle(more, ok, d, n, w)
 		:: else
-		fi
-	}
+		fi;
+#ifndef FOREVER
+		i++
+#endif
+	od
 }
 #endif
 
@@ -680,3 +694,6 @@ end:
 		fi
 	od
 }
+
+/* While a poller polls for ever the thread naps for ever, and what is posted is still sent. */
+ltl served { [] (work > 0 -> <> (work == 0)) }

@@ -19,8 +19,9 @@ import (
 )
 
 var (
-	seedFlag   = flag.Uint64("seed", 0, "seed of the random rounds; 0 draws one")
-	roundsFlag = flag.Int("rounds", 20_000, "rounds of each test that repeats one; 1000 at most with -short")
+	seedFlag     = flag.Uint64("seed", 0, "seed of the random rounds; 0 draws one")
+	patienceFlag = flag.Duration("patience", 20*time.Second, "how long a test waits for what must come about by itself")
+	roundsFlag   = flag.Int("rounds", 20_000, "rounds of each test that repeats one; 1000 at most with -short")
 )
 
 func TestMain(m *testing.M) {
@@ -430,10 +431,13 @@ func (r *rig) until(what string, cond func() bool) {
 		switch {
 		case start.IsZero():
 			start = time.Now()
-		case i%100 == 0 && time.Since(start) > 20*time.Second:
-			r.t.Fatalf("stranded: %s (-seed %d)\nowned %v, note %v, drives %d, bed %d, asleep %v\nwork %d, packets %d, due %d, now %d, completions %d, parked %v",
-				what, *seedFlag, r.word.Owned(), r.word.Pending(), r.word.Drives(), r.bed.Load(), r.s.asleep(),
+		case i%100 == 0 && time.Since(start) > *patienceFlag:
+			// On its own goroutine, because this one's clean-up would wait for what is stranded.
+			msg := fmt.Sprintf("%s: stranded: %s (-seed %d)\nowned %v, note %v, drives %d, bed %d, asleep %v\nwork %d, packets %d, due %d, now %d, completions %d, parked %v",
+				r.t.Name(), what, *seedFlag, r.word.Owned(), r.word.Pending(), r.word.Drives(), r.bed.Load(), r.s.asleep(),
 				r.w.work.Load(), r.s.packets, r.w.due.Load(), r.s.clock(), r.w.bell.cqe.Load(), r.w.bell.resting())
+			go func() { panic(msg) }()
+			select {}
 		}
 	}
 }
