@@ -233,6 +233,7 @@ func (w *Wire) Disconnect(now verbs.Instant, c *Conn, private []byte) error {
 	if c.state != connEstablished && c.state != connAccepted {
 		return fmt.Errorf("disconnect: %w", ErrConnState)
 	}
+	w.answerFirst(now)
 	if err := w.cm.Disconnect(now, c.id, private); err != nil {
 		return err
 	}
@@ -246,6 +247,7 @@ func (w *Wire) Destroy(now verbs.Instant, c *Conn) {
 	if w.conns[c.id] != c {
 		return
 	}
+	w.answerFirst(now)
 	w.toErr(now, c)
 	w.cm.Destroy(now, c.id)
 	w.forget(c)

@@ -180,6 +180,16 @@ func (w *Wire) Step(now verbs.Instant) (work int) {
 	return work
 }
 
+// answerFirst sends what the last step left to the next one, before a queue pair that may owe
+// it is ended: who has read the last message may hang up at once, and the peer is still to
+// learn that the message arrived.
+func (w *Wire) answerFirst(now verbs.Instant) {
+	if w.owing {
+		w.owing = false
+		w.transmit(now)
+	}
+}
+
 // Transmit is the sending half of a step, for a poster that borrows the wire: it takes what
 // posters left and sends it, and receives nothing.
 func (w *Wire) Transmit(now verbs.Instant) (work int) {

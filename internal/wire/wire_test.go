@@ -286,6 +286,39 @@ func TestBlockedLinkLosesNothing(t *testing.T) {
 	}
 }
 
+// TestAnswersLeaveBeforeTheirQueuePair: a message is shown to its reader before it is
+// acknowledged. A reader that ends the queue pair as soon as it has the message, in whatever
+// way, does not take the acknowledgement with it.
+func TestAnswersLeaveBeforeTheirQueuePair(t *testing.T) {
+	state := func(s verbs.QPState) func(*testing.T, *end) {
+		return func(t *testing.T, e *end) { e.modify(t, verbs.QPAttr{Mask: verbs.AttrState, State: s}) }
+	}
+	for name, finish := range map[string]func(*testing.T, *end){
+		"destroy": func(_ *testing.T, e *end) { e.w.DestroyQP(0, e.qp) },
+		"error":   state(verbs.QPErr),
+		"reset":   state(verbs.QPReset),
+	} {
+		t.Run(name, func(t *testing.T) {
+			a, b := newEnd(t, "10.0.0.1:4791", 1), newEnd(t, "10.0.0.2:4791", 2)
+			connect(t, a, b, verbs.MTU1024)
+			b.recv(t, 0, 100)
+			a.send(t, 0, 100)
+			a.w.Step(0)
+			b.w.Step(0)
+			if b.lane.Empty() || len(b.pipe.sent) > 0 {
+				t.Fatal("the message is not shown before it is acknowledged, so this tests nothing")
+			}
+			finish(t, b)
+			b.w.Step(0)
+			a.w.Step(0)
+			var wc [1]verbs.WC
+			if a.lane.Poll(wc[:]) != 1 || wc[0].Status != verbs.WCSuccess {
+				t.Errorf("the sender does not know that its message arrived: %+v", wc[0])
+			}
+		})
+	}
+}
+
 // TestDeadLink: the error is kept, and the wire does no more.
 func TestDeadLink(t *testing.T) {
 	a, b := newEnd(t, "10.0.0.1:4791", 1), newEnd(t, "10.0.0.2:4791", 2)

@@ -76,6 +76,7 @@ func (w *Wire) DestroyQP(now verbs.Instant, q *QP) {
 	if q.closed {
 		return
 	}
+	w.answerFirst(now)
 	if q.conn != nil {
 		q.conn.qp = nil
 		q.conn = nil
@@ -94,6 +95,9 @@ func (w *Wire) Modify(now verbs.Instant, q *QP, a *verbs.QPAttr) error {
 		if err := w.checkAV(&a.AV); err != nil {
 			return err
 		}
+	}
+	if a.Mask&verbs.AttrState != 0 && (a.State == verbs.QPErr || a.State == verbs.QPReset) {
+		w.answerFirst(now)
 	}
 	if err := q.q.Modify(now, a); err != nil {
 		return err
