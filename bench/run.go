@@ -7,11 +7,12 @@ import (
 	"time"
 
 	"github.com/doorbell-rdma/doorbell/transport"
+	"github.com/doorbell-rdma/doorbell/verbs"
 )
 
 // phase is one run of one size.
 type phase struct {
-	number   uint16
+	number   uint16 // from 1
 	size     int
 	iters    uint64        // on each queue pair; 0 if duration decides
 	duration time.Duration // 0 if iters decides
@@ -39,10 +40,25 @@ func (s *Session) Run(ctx context.Context, report func(Result)) error {
 	if s.failure != nil {
 		return s.failure
 	}
+	// Waits are without context, because one that can end costs two allocations for each
+	// sleep. What ends them instead is the flushing of the control connection.
+	defer context.AfterFunc(ctx, s.hangUp)()
+	run := s.follow
 	if s.client {
-		return s.lead(ctx, report)
+		run = s.lead
 	}
-	return s.follow(ctx, report)
+	err := run(report)
+	if err != nil && ctx.Err() != nil {
+		return ctx.Err()
+	}
+	return err
+}
+
+// hangUp ends the control connection on our side: what was posted on it completes, flushed.
+// Any goroutine may call it.
+func (s *Session) hangUp() {
+	// It fails if the connection has ended already; then it has flushed.
+	_ = s.ctrl.Modify(verbs.QPAttr{Mask: verbs.AttrState, State: verbs.QPErr})
 }
 
 // warmup is how many messages on each queue pair precede the measurement of a size: enough
@@ -57,7 +73,7 @@ func (p *Params) warmup(size int) uint64 {
 }
 
 // lead is Run on the client's side: it says what comes next.
-func (s *Session) lead(ctx context.Context, report func(Result)) error {
+func (s *Session) lead(report func(Result)) error {
 	for _, size := range s.p.Sizes() {
 		for _, ph := range []phase{
 			{size: size, iters: s.p.warmup(size)},
@@ -71,31 +87,30 @@ func (s *Session) lead(ctx context.Context, report func(Result)) error {
 			if err != nil {
 				return err
 			}
-			if _, err := s.hear(ctx, msgGo); err != nil {
+			if _, err := s.hear(msgGo); err != nil {
 				return err
 			}
-			if err := s.runPhase(ctx, report); err != nil {
+			if err := s.runPhase(report); err != nil {
 				return err
 			}
 			if s.phase.stopped {
-				return errors.Join(ErrInterrupted, s.farewell(ctx))
+				return errors.Join(ErrInterrupted, s.farewell())
 			}
 		}
 	}
-	return s.farewell(ctx)
+	return s.farewell()
 }
 
 // farewell says BYE and waits until the server has closed.
-func (s *Session) farewell(ctx context.Context) error {
+func (s *Session) farewell() error {
 	if err := s.say(message{kind: msgBye}); err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
-	defer cancel()
+	defer time.AfterFunc(5*time.Second, s.hangUp).Stop()
 	for {
-		switch err := s.poll(ctx); {
-		case errors.Is(err, ErrPeerGone), errors.Is(err, context.DeadlineExceeded):
-			return nil // everything was measured and agreed on
+		switch err := s.poll(); {
+		case errors.Is(err, ErrPeerGone):
+			return nil // one way or the other; everything was measured and agreed on
 		case err != nil:
 			return err
 		}
@@ -103,9 +118,9 @@ func (s *Session) farewell(ctx context.Context) error {
 }
 
 // follow is Run on the server's side: it does what the client says.
-func (s *Session) follow(ctx context.Context, report func(Result)) error {
+func (s *Session) follow(report func(Result)) error {
 	for {
-		m, err := s.hear(ctx, msgStart, msgBye)
+		m, err := s.hear(msgStart, msgBye)
 		if err != nil {
 			return err
 		}
@@ -115,6 +130,9 @@ func (s *Session) follow(ctx context.Context, report func(Result)) error {
 			}
 			return nil
 		}
+		if m.phase != s.phase.number+1 {
+			return fmt.Errorf("the peer starts run %d after run %d", m.phase, s.phase.number)
+		}
 		if m.size > uint64(s.p.Size) || m.count > MaxIters || m.duration > MaxDuration || (m.count == 0) == (m.duration == 0) {
 			return fmt.Errorf("the peer asks for %d messages of %d bytes in %v, which was not agreed on", m.count, m.size, m.duration)
 		}
@@ -122,27 +140,26 @@ func (s *Session) follow(ctx context.Context, report func(Result)) error {
 		if err := s.say(message{kind: msgGo}); err != nil {
 			return err
 		}
-		if err := s.runPhase(ctx, report); err != nil {
+		if err := s.runPhase(report); err != nil {
 			return err
 		}
 	}
 }
 
 // runPhase moves the data of one phase, exchanges reports and hands the result on.
-func (s *Session) runPhase(ctx context.Context, report func(Result)) error {
+func (s *Session) runPhase(report func(Result)) error {
 	ph := &s.phase
-	doneBefore := s.peerDone
 	ph.clock = s.now()
 	ph.meter.begin(ph.clock)
 	var err error
 	switch {
 	case !s.p.Test.Latency():
-		err = s.stream(ctx, doneBefore)
+		err = s.stream()
 	case s.client:
 		ph.lat = newLatencyRecorder()
-		err = s.ping(ctx)
+		err = s.ping()
 	default:
-		err = s.pong(ctx, doneBefore)
+		err = s.pong()
 	}
 	if err != nil {
 		return err
@@ -157,7 +174,7 @@ func (s *Session) runPhase(ctx context.Context, report func(Result)) error {
 	if err := s.say(mine); err != nil {
 		return err
 	}
-	theirs, err := s.hear(ctx, msgReport)
+	theirs, err := s.hear(msgReport)
 	if err != nil {
 		return err
 	}
@@ -185,6 +202,10 @@ func (s *Session) done() error {
 	return s.say(message{kind: msgDone, count: total, interrupted: s.phase.stopped})
 }
 
+// heardDone reports whether the peer has sent all of this phase. Its DONE may well come
+// before we know that the phase has begun: data and control connections are not ordered.
+func (s *Session) heardDone() bool { return s.peerDone >= int(s.phase.number) }
+
 // over reports whether a run of the phase's kind has to stop now.
 func (s *Session) over() bool {
 	ph := &s.phase
@@ -197,7 +218,7 @@ func (s *Session) over() bool {
 
 // stream is a side of SendBW: it sends, if it does, until the count or the time is up, and
 // receives, if it does, until it has what the peer says it has sent.
-func (s *Session) stream(ctx context.Context, doneBefore int) error {
+func (s *Session) stream() error {
 	ph := &s.phase
 	sending := s.sends()
 	var base uint64 // completed before this phase
@@ -223,7 +244,7 @@ func (s *Session) stream(ctx context.Context, doneBefore int) error {
 				}
 			}
 		}
-		if err := s.poll(ctx); err != nil {
+		if err := s.poll(); err != nil {
 			return err
 		}
 		ph.clock = s.now()
@@ -252,7 +273,7 @@ func (s *Session) stream(ctx context.Context, doneBefore int) error {
 			}
 			told = true
 		}
-		if told && (!s.receives() || s.peerDone > doneBefore && s.received >= s.peerTotal) {
+		if told && (!s.receives() || s.heardDone() && s.received >= s.peerTotal) {
 			break
 		}
 	}
@@ -274,16 +295,16 @@ func (f *flow) stop() {
 }
 
 // ping is the client's side of SendLat.
-func (s *Session) ping(ctx context.Context) error {
+func (s *Session) ping() error {
 	ph, f := &s.phase, s.flows[0]
 	for n := uint64(0); !(ph.duration == 0 && n == ph.iters) && !s.over(); n++ {
 		want := s.received + 1
 		last := ph.clock
-		if err := s.post(ctx, f); err != nil {
+		if err := s.post(f); err != nil {
 			return err
 		}
 		for s.received < want {
-			if err := s.poll(ctx); err != nil {
+			if err := s.poll(); err != nil {
 				return err
 			}
 		}
@@ -295,18 +316,18 @@ func (s *Session) ping(ctx context.Context) error {
 }
 
 // pong is the server's side of SendLat.
-func (s *Session) pong(ctx context.Context, doneBefore int) error {
+func (s *Session) pong() error {
 	f := s.flows[0]
-	for s.peerDone == doneBefore || s.received < s.peerTotal || f.posted < s.received {
+	for !s.heardDone() || s.received < s.peerTotal || f.posted < s.received {
 		for f.posted < s.received {
-			if err := s.post(ctx, f); err != nil {
+			if err := s.post(f); err != nil {
 				return err
 			}
 		}
-		if s.peerDone > doneBefore && s.received >= s.peerTotal {
+		if s.heardDone() && s.received >= s.peerTotal {
 			break
 		}
-		if err := s.poll(ctx); err != nil {
+		if err := s.poll(); err != nil {
 			return err
 		}
 	}
@@ -315,7 +336,7 @@ func (s *Session) pong(ctx context.Context, doneBefore int) error {
 }
 
 // post sends one message of a latency test, unsignaled: the answer says that it arrived.
-func (s *Session) post(ctx context.Context, f *flow) error {
+func (s *Session) post(f *flow) error {
 	wr := &f.wrs[0]
 	wr.WRID = wrid(kindSend, f.index, f.posted+1)
 	f.payload(wr, f.posted+1, s.phase.size)
@@ -329,7 +350,7 @@ func (s *Session) post(ctx context.Context, f *flow) error {
 			return f.postFailed(err)
 		}
 		// The peer's acknowledgements trail its answers.
-		if err := s.poll(ctx); err != nil {
+		if err := s.poll(); err != nil {
 			return err
 		}
 	}

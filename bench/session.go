@@ -237,29 +237,29 @@ func (s *Session) Close() {
 func (s *Session) now() time.Duration { return time.Since(s.epoch) }
 
 // poll handles what has completed, or waits a little. It returns after at most one wait.
-func (s *Session) poll(ctx context.Context) error {
+func (s *Session) poll() error {
 	n := s.cq.Poll(s.wcs[:])
 	if n == 0 {
-		return s.idle(ctx)
+		return s.idle()
 	}
 	s.empty = 0
 	return s.handle(s.wcs[:n])
 }
 
 // idle is an empty poll's end: it waits as the options say, and now and then looks whether
-// ctx has ended or everything stands still.
-func (s *Session) idle(ctx context.Context) error {
+// everything stands still.
+func (s *Session) idle() error {
 	s.empty++
 	if s.o.Wait == WaitPoll {
 		if s.empty%1024 != 0 {
 			return nil
 		}
 		runtime.Gosched() // another session, or the keep-alive, may need this processor
-	} else if err := s.cq.Wait(ctx); err != nil {
-		return s.ended(err)
-	}
-	if err := ctx.Err(); err != nil {
-		return s.ended(err)
+	} else if err := s.cq.Wait(context.Background()); err != nil {
+		if errors.Is(err, transport.ErrCQOverrun) {
+			return fmt.Errorf("BUG: bench: more completions than were posted: %w", err)
+		}
+		return err
 	}
 	// A peer that lives wakes a sleeper once a second with the answer to a keep-alive.
 	switch now := s.now(); {
@@ -269,13 +269,6 @@ func (s *Session) idle(ctx context.Context) error {
 		return ErrStalled
 	}
 	return nil
-}
-
-func (s *Session) ended(err error) error {
-	if errors.Is(err, transport.ErrCQOverrun) {
-		return fmt.Errorf("BUG: bench: more completions than were posted: %w", err)
-	}
-	return err
 }
 
 // handle takes completions in their order.
@@ -366,9 +359,9 @@ func (s *Session) say(m message) error {
 }
 
 // hear waits for the next control message and insists on what it is.
-func (s *Session) hear(ctx context.Context, want ...msgKind) (message, error) {
+func (s *Session) hear(want ...msgKind) (message, error) {
 	for len(s.inbox) == 0 {
-		if err := s.poll(ctx); err != nil {
+		if err := s.poll(); err != nil {
 			return message{}, err
 		}
 	}

@@ -28,9 +28,9 @@ const (
 	linkLinuxSLL2 = layers.LinkType(276)
 )
 
-// dissect finds the datagram to a UDP port in a frame; false if there is none, or only a
-// fragment of one.
-func dissect(b []byte, link layers.LinkType, port uint16) (d datagram, ok bool) {
+// dissect finds the datagram to RoCEv2's UDP port, or to any, in a frame; false if there is
+// none, or only a fragment of one.
+func dissect(b []byte, link layers.LinkType, anyPort bool) (d datagram, ok bool) {
 	ip, ok := network(b, link)
 	if !ok || len(ip) < 20 {
 		return d, false
@@ -56,7 +56,11 @@ func dissect(b []byte, link layers.LinkType, port uint16) (d datagram, ok bool) 
 	default:
 		return d, false
 	}
-	if len(rest) < 8 || binary.BigEndian.Uint16(rest[2:]) != port {
+	if len(rest) < 8 {
+		return d, false
+	}
+	port := binary.BigEndian.Uint16(rest[2:])
+	if port != roce.Port && !anyPort {
 		return d, false
 	}
 	d.udp, d.payload, d.length = rest[:8], rest[8:], length-8

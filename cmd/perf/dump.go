@@ -37,8 +37,8 @@ long packets that no checksum fits: run perf with --no-gso, or use its --capture
 			return nil
 		},
 	}
-	port := uint16(roce.Port)
-	cmd.Flags().VarP(whole[uint16]{&port, 1, 65535}, "udp-port", "u", "UDP port of RoCEv2")
+	anyPort := false
+	cmd.Flags().BoolVar(&anyPort, "any-port", false, "take every UDP datagram for a packet, whatever its port")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		f, err := os.Open(args[0])
 		if err != nil {
@@ -46,7 +46,7 @@ long packets that no checksum fits: run perf with --no-gso, or use its --capture
 		}
 		defer f.Close()
 		w := bufio.NewWriter(a.stdout)
-		err = dump(w, f, port)
+		err = dump(w, f, anyPort)
 		if err := w.Flush(); err != nil {
 			return err
 		}
@@ -90,7 +90,7 @@ type totals struct {
 }
 
 // dump prints a capture and returns why it is not all good.
-func dump(w io.Writer, r io.Reader, port uint16) error {
+func dump(w io.Writer, r io.Reader, anyPort bool) error {
 	src, err := openCapture(r)
 	if err != nil {
 		return err
@@ -112,7 +112,7 @@ func dump(w io.Writer, r io.Reader, port uint16) error {
 		if n == 1 {
 			first = ci.Timestamp
 		}
-		d, ok := dissect(frame, src.LinkType(), port)
+		d, ok := dissect(frame, src.LinkType(), anyPort)
 		if !ok {
 			t.others++
 			continue
