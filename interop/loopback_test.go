@@ -4,6 +4,8 @@ package interop
 
 import (
 	"context"
+	"fmt"
+	"net"
 	"net/netip"
 	"testing"
 	"time"
@@ -11,6 +13,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/doorbell-rdma/doorbell/transport"
+	"github.com/doorbell-rdma/doorbell/verbs"
 )
 
 // Without Linux at the other end: the counterparts of this package understand each other.
@@ -73,6 +76,83 @@ func TestRping(t *testing.T) {
 		})
 		if pings != count {
 			t.Errorf("size %d: served %d pings, want %d", size, pings, count)
+		}
+	}
+}
+
+func TestRDMAClient(t *testing.T) {
+	a, b := pair(t)
+	ln, addr := listen(t, b, RDMAPort)
+	converse(t, func(ctx context.Context) error {
+		return RDMAClient(ctx, a, addr, 0)
+	}, func(ctx context.Context) error {
+		_, err := RDMAServer(ctx, b, ln, 0)
+		return err
+	})
+}
+
+func TestUcmatose(t *testing.T) {
+	a, b := pair(t)
+	ln, addr := listen(t, b, RDMAPort)
+	for _, o := range []Ucmatose{
+		{Connections: 1, Count: 10, Size: 100},
+		{Connections: 3, Count: 20, Size: 5000},
+		{Connections: 2},
+	} {
+		converse(t, func(ctx context.Context) error {
+			return UcmatoseClient(ctx, a, addr, o)
+		}, func(ctx context.Context) error {
+			return UcmatoseServer(ctx, b, ln, o)
+		})
+	}
+}
+
+func TestPingpong(t *testing.T) {
+	a, b := pair(t)
+	ln, addr := listenTCP(t)
+	for _, o := range []Pingpong{
+		{Size: 1, Count: 3, MTU: verbs.MTU256},
+		{Size: 4096, Count: 20, MTU: verbs.MTU1024},
+		{Size: 20000, Count: 20, MTU: verbs.MTU4096},
+	} {
+		converse(t, func(ctx context.Context) error {
+			return PingpongClient(ctx, a, addr, o)
+		}, func(ctx context.Context) error {
+			return PingpongServer(ctx, b, ln, o)
+		})
+	}
+}
+
+func listenTCP(t *testing.T) (net.Listener, netip.AddrPort) {
+	t.Helper()
+	ln, err := net.Listen("tcp", "127.77.0.2:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = ln.Close() })
+	return ln, netip.MustParseAddrPort(ln.Addr().String())
+}
+
+func TestPerftest(t *testing.T) {
+	a, b := pair(t)
+	ln, cmAddr := listen(t, b, PerftestPort)
+	tcp, tcpAddr := listenTCP(t)
+	for _, test := range []string{"send_bw", "send_lat", "write_bw", "write_lat", "read_bw", "read_lat", "atomic_bw", "atomic_lat"} {
+		for _, cm := range []bool{false, true} {
+			for _, size := range []int{1, 5000} {
+				o := Perftest{Test: test, Size: size, Count: 400, CM: cm, Swap: size == 1}
+				addr := tcpAddr
+				if cm {
+					addr = cmAddr
+				}
+				t.Run(fmt.Sprintf("%s/cm=%t/size=%d", test, cm, size), func(t *testing.T) {
+					converse(t, func(ctx context.Context) error {
+						return PerftestClient(ctx, a, addr, o)
+					}, func(ctx context.Context) error {
+						return PerftestServer(ctx, b, ln, tcp, o)
+					})
+				})
+			}
 		}
 	}
 }

@@ -1,0 +1,73 @@
+package interop
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+
+	"github.com/doorbell-rdma/doorbell/transport"
+	"github.com/doorbell-rdma/doorbell/verbs"
+)
+
+// RDMAPort is the default service port of rdma_client, rdma_server and ucmatose.
+const RDMAPort = 7471
+
+// rdmaMessage is the length of the only message that rdma_client and rdma_server send.
+const rdmaMessage = 16
+
+// RDMAClient is rdma_client: it sends 16 bytes, waits for 16 bytes, and disconnects.
+func RDMAClient(ctx context.Context, dev *transport.Device, to netip.AddrPort, mtu verbs.MTU) error {
+	buf, err := dev.PD().RegisterMR(make([]byte, rdmaMessage), verbs.LocalWrite)
+	if err != nil {
+		return err
+	}
+	defer buf.Close()
+	qp, err := dev.Dial(ctx, to, transport.ConnParam{MTU: mtu, Recv: []verbs.RecvWR{{SGList: buf.SGL(0, rdmaMessage)}}})
+	if err != nil {
+		return err
+	}
+	defer qp.Close()
+	e := &endpoint{QP: qp}
+	if err := e.do(ctx, verbs.SendWR{Opcode: verbs.Send, InlineData: make([]byte, rdmaMessage)}); err != nil {
+		return err
+	}
+	return e.expect(ctx, rdmaMessage)
+}
+
+// RDMAServer is rdma_server for one connection, except that it does not wait: it posts its
+// message as soon as it has accepted, in RTR, and leaves it to the queue pair when that may
+// go. It returns how many sends were deferred, 1 or, when the connection was up already, 0.
+func RDMAServer(ctx context.Context, dev *transport.Device, ln *transport.Listener, mtu verbs.MTU) (deferred uint64, err error) {
+	req, err := ln.Next(ctx)
+	if err != nil {
+		return 0, err
+	}
+	buf, err := dev.PD().RegisterMR(make([]byte, rdmaMessage), verbs.LocalWrite)
+	if err != nil {
+		return 0, err
+	}
+	defer buf.Close()
+	qp, err := req.Accept(ctx, transport.ConnParam{MTU: mtu, Recv: []verbs.RecvWR{{SGList: buf.SGL(0, rdmaMessage)}}})
+	if err != nil {
+		return 0, err
+	}
+	defer qp.Close()
+	e := &endpoint{QP: qp}
+	if err := e.do(ctx, verbs.SendWR{Opcode: verbs.Send, InlineData: make([]byte, rdmaMessage)}); err != nil {
+		return 0, err
+	}
+	deferred, _ = qp.Published()
+	return deferred, e.expect(ctx, rdmaMessage)
+}
+
+// expect waits for a message of n bytes.
+func (e *endpoint) expect(ctx context.Context, n int) error {
+	wc, err := e.received(ctx)
+	if err != nil {
+		return fmt.Errorf("waiting for a message: %w", err)
+	}
+	if int(wc.ByteLen) != n {
+		return fmt.Errorf("a message of %d bytes, want %d", wc.ByteLen, n)
+	}
+	return nil
+}
