@@ -255,6 +255,11 @@ func (w *Wire) expire(now verbs.Instant) (work int) {
 		if q.q.Deadline() <= now {
 			q.q.HandleTimeout(now)
 			w.schedule(q)
+			w.touch(q)
+			if q.peer != nil {
+				w.wakeBlocked(q.peer) // what went back is no longer in flight
+				q.peer.note()
+			}
 			work++
 		}
 		w.timers.update(q, q.q.Deadline())
