@@ -219,8 +219,8 @@ func TestUsage(t *testing.T) {
 	}
 	for flag, limits := range numeric {
 		for _, v := range []string{"-1", "abc", "", "10k", "0x10", "1e3", "99999999999999999999", "+", " 5"} {
-			tests = append(tests, []string{"send_bw", bind, flag + "=" + v, fmt.Sprintf("invalid argument %q for", v)})
-			tests = append(tests, []string{"send_bw", bind, flag + "=" + v, limits})
+			tests = append(tests, []string{"send_bw", bind, flag, v, fmt.Sprintf("invalid argument %q for", v)})
+			tests = append(tests, []string{"send_bw", bind, flag, v, limits})
 		}
 	}
 	for _, zero := range []string{"-n", "-t", "-r", "-q", "-Q", "-l", "-p", "-D"} {
