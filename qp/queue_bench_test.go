@@ -2,6 +2,7 @@ package qp
 
 import (
 	"fmt"
+	"runtime"
 	"sync/atomic"
 	"testing"
 
@@ -191,6 +192,9 @@ func BenchmarkPostParallel(b *testing.B) {
 						q.take()
 						n++
 					}
+					if n == 0 {
+						runtime.Gosched()
+					}
 					q.retire(n)
 				}
 			}()
@@ -200,7 +204,9 @@ func BenchmarkPostParallel(b *testing.B) {
 				for pb.Next() {
 					for n := 0; n < chain; {
 						took, _, _ := q.Post(wrs[n:])
-						n += took
+						if n += took; took == 0 {
+							runtime.Gosched()
+						}
 					}
 				}
 			})
