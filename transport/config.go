@@ -113,6 +113,10 @@ type ConnParam struct {
 	Access verbs.Access
 	// RemotePort is the peer's UDP port (Dial); 0 means 4791.
 	RemotePort uint16
+	// NoExtension keeps Doorbell's own 16 bytes out of what the peer's program sees at the
+	// end of the private data, for protocols that own all of it. Doorbell peers use them to
+	// tell each other the size of their socket's buffer, when PrivateData leaves them free.
+	NoExtension bool
 }
 
 // ErrPrivateData: more private data than the message carries.
@@ -143,7 +147,7 @@ func (p *ConnParam) resolve(maxPrivate int, maxMTU verbs.MTU) (c wire.ConnParam,
 	if len(p.PrivateData) > maxPrivate {
 		return c, fmt.Errorf("%w: %d bytes, want at most %d", ErrPrivateData, len(p.PrivateData), maxPrivate)
 	}
-	c.PrivateData = p.PrivateData
+	c.PrivateData, c.NoExtension = p.PrivateData, p.NoExtension
 	var errs [4]error
 	c.ResponderResources, errs[0] = smallInt("ResponderResources", p.ResponderResources, 16, 128)
 	c.InitiatorDepth, errs[1] = smallInt("InitiatorDepth", p.InitiatorDepth, 16, 128)

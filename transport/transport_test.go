@@ -1,6 +1,7 @@
 package transport_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -523,5 +524,32 @@ func TestRawQueuePairs(t *testing.T) {
 		if err := s.q.PostSend(verbs.SendWR{Opcode: verbs.Send}); err == nil {
 			t.Error("a closed queue pair takes posts")
 		}
+	}
+}
+
+// TestExtensionIsInvisible: devices tell each other their buffers in private data that
+// programs left free, programs never see it, and a program may refuse.
+func TestExtensionIsInvisible(t *testing.T) {
+	a, b := open(t, "127.1.15.1", transport.Config{}), open(t, "127.1.15.2", transport.Config{})
+	full56, full196 := bytes.Repeat([]byte("q"), 56), bytes.Repeat([]byte("p"), 196)
+	for _, tc := range []struct {
+		name     string
+		req, rep []byte
+		refuse   bool
+	}{
+		{"free", []byte("hello"), []byte("welcome"), false},
+		{"refused", []byte("hello"), []byte("welcome"), true},
+		{"no room in the REQ", full56, nil, false},
+		{"no room in the REP", nil, full196, false},
+	} {
+		qa, qb := pair(t, a, b, transport.ConnParam{PrivateData: tc.req, NoExtension: tc.refuse}, transport.ConnParam{PrivateData: tc.rep})
+		want := func(b []byte, n int) []byte { return append(bytes.Clone(b), make([]byte, n-len(b))...) }
+		if got := qb.PrivateData(); !bytes.Equal(got, want(tc.req, 56)) {
+			t.Errorf("%s: the REQ brought %q", tc.name, got)
+		}
+		if got := qa.PrivateData(); !bytes.Equal(got, want(tc.rep, 196)) {
+			t.Errorf("%s: the REP brought %q", tc.name, got)
+		}
+		_, _ = qa.Close(), qb.Close()
 	}
 }

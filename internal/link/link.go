@@ -51,6 +51,8 @@ type Caps struct {
 	MTU int
 	// RecvBuffer is the effective receive buffer in the kernel's own count, 0 if unknown.
 	RecvBuffer int
+	// RecvTrains says that a train arrives as one buffer here (GRO).
+	RecvTrains bool
 	// ControlsID says that the IPv4 Identification of what we send is ours to know.
 	ControlsID bool
 }

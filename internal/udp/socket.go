@@ -114,6 +114,7 @@ func (s *Socket) Caps() link.Caps {
 	if s.gso.on() {
 		c.MaxSegs = s.maxSegs
 	}
+	c.RecvTrains = s.gro.on()
 	return c
 }
 

@@ -40,6 +40,8 @@ type Conn struct {
 	state    connState
 	startPSN verbs.PSN
 	params   ConnParam
+	peerExt  extension // what the peer's REQ offered
+	offered  bool      // it did
 }
 
 type connState uint8
@@ -81,6 +83,9 @@ type ConnParam struct {
 	Access verbs.Access
 	// Raw says that the caller drives the queue pair.
 	Raw bool
+	// NoExtension keeps the last 16 bytes of the private data free of our extension, for
+	// protocols that own them.
+	NoExtension bool
 }
 
 // Errors of connections.
@@ -107,7 +112,8 @@ func (w *Wire) Dial(now verbs.Instant, q *QP, p DialParam) (*Conn, error) {
 		Path: p.Path, ServiceID: p.Service, SrcPort: p.SrcPort, Type: q.q.Type(),
 		QPN: q.Num(), StartPSN: c.startPSN, MTU: min(p.MTU, w.cfg.MaxMTU),
 		ResponderResources: p.ResponderResources, InitiatorDepth: p.InitiatorDepth,
-		RetryCnt: p.RetryCnt, RNRRetry: p.RNRRetry, AckTimeout: p.Timeout, PrivateData: p.PrivateData,
+		RetryCnt: p.RetryCnt, RNRRetry: p.RNRRetry, AckTimeout: p.Timeout,
+		PrivateData: w.offer(p.PrivateData, cm.MaxReqPrivate, uint32(q.Num()), p.Service.IsIP() && !p.NoExtension),
 	})
 	if err != nil {
 		return nil, err
@@ -181,10 +187,14 @@ func (w *Wire) AcceptRaw(now verbs.Instant, c *Conn, q *QP, private []byte) erro
 }
 
 func (w *Wire) sendREP(now verbs.Instant, c *Conn, q *QP, private []byte) error {
+	with := w.offer(private, roce.REPPrivateLen, uint32(q.Num()), c.offered && !c.params.NoExtension)
+	if len(with) > len(private) {
+		w.agree(q, c.peerExt)
+	}
 	err := w.cm.Accept(now, c.id, cm.RepParams{
 		QPN: q.Num(), StartPSN: c.startPSN,
 		ResponderResources: c.params.ResponderResources, InitiatorDepth: c.params.InitiatorDepth,
-		RNRRetry: c.params.RNRRetry, PrivateData: private,
+		RNRRetry: c.params.RNRRetry, PrivateData: with,
 	})
 	if err == nil {
 		c.qp, q.conn, c.state = q, c, connAccepted
@@ -320,6 +330,7 @@ func (w *Wire) cmEvents(now verbs.Instant) {
 		if e.Type == cm.ReqReceived {
 			c := &Conn{w: w, id: e.Conn, Path: e.Path, Req: e.Req, passive: true, state: connRequested}
 			w.conns[e.Conn] = c
+			c.peerExt, c.offered = parseExtension(e.PrivateData, uint32(e.Req.QPN))
 			w.up.ConnRequest(c, &e)
 			continue
 		}
@@ -365,6 +376,7 @@ func (w *Wire) repReceived(now verbs.Instant, c *Conn, e *cm.Event) {
 		return
 	}
 	c.Rep = e.Rep
+	x, agreed := parseExtension(e.PrivateData, uint32(e.Rep.QPN))
 	if c.params.Raw {
 		w.up.ConnEvent(c, verbs.EventConnectResponse, e.PrivateData)
 		return
@@ -372,6 +384,9 @@ func (w *Wire) repReceived(now verbs.Instant, c *Conn, e *cm.Event) {
 	rtr, rts := c.Attr(verbs.QPRTR), c.Attr(verbs.QPRTS)
 	err := w.Modify(now, q, &rtr)
 	if err == nil {
+		if agreed && !c.params.NoExtension {
+			w.agree(q, x)
+		}
 		err = w.Modify(now, q, &rts)
 	}
 	if err == nil {

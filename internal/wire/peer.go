@@ -16,6 +16,7 @@ type peer struct {
 	// blocked is a FIFO of queue pairs that wait for room in the window.
 	blockedFirst, blockedLast *QP
 	lastID                    uint16
+	agreed                    extension // as last agreed on with one of its connections
 	// busy: something is under way to the peer. Written by the owner, read by posters.
 	busy atomic.Bool
 }
