@@ -238,6 +238,10 @@ func (s *Session) now() time.Duration { return time.Since(s.epoch) }
 
 // poll handles what has completed, or waits a little. It returns after at most one wait.
 func (s *Session) poll() error {
+	if s.o.Wait == WaitSleep && s.cq.Len() == 0 {
+		// Not Poll, which would drive the device: on one that never spins its thread should.
+		return s.idle()
+	}
 	n := s.cq.Poll(s.wcs[:])
 	if n == 0 {
 		return s.idle()
