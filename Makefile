@@ -22,7 +22,7 @@ PORTABLE := $(wildcard internal/udp internal/park transport)
 MODELS   := $(wildcard docs/model/*.pml)
 
 .DEFAULT_GOAL := all
-.PHONY: all build vet test race portable cross fuzz bench cover arch lint model soak interop demo perf tools clean help
+.PHONY: all build vet test race yields portable cross fuzz bench cover arch lint model soak interop demo perf tools clean help
 
 all: build vet test ## build, vet and test (the default)
 
@@ -37,6 +37,9 @@ test: ## the test suite
 
 race: ## the test suite under the race detector
 	$(GO) test -race -timeout 20m ./...
+
+yields: ## the tests of what is lock-free, with a switch of threads at every point that matters
+	$(GO) test -short -tags doorbellyield ./ring ./qp ./internal/park ./internal/role
 
 portable: ## the tests of the socket layer on its fallback for systems other than Linux
 	$(if $(PORTABLE),$(GO) test -tags doorbellportable $(PORTABLE:%=./%/...),@echo "portable: skipped, none of its packages exists yet")
