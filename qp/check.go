@@ -99,7 +99,7 @@ func (r *requester) checkTimers(q *QP) error {
 
 func (s *responder) check(q *QP) error {
 	held := q.rq.taken - q.rq.retired.Load()
-	if want := s.mode == inSend; held > 1 || q.state != verbs.QPErr && (held == 1) != want {
+	if want := s.mode == inSend && q.typ == verbs.RC; held > 1 || q.state != verbs.QPErr && (held == 1) != want {
 		return fmt.Errorf("%d receives held in mode %d", held, s.mode)
 	}
 	due := uint32(0)

@@ -40,7 +40,7 @@ func (q *QP) noteOverrun() {
 }
 
 // failOldest completes the oldest started WQE with its own status, signaled or not, and
-// moves the queue pair to ERR, where the others flush.
+// moves the queue pair to where the others flush: to ERR, or to SQE if it is unreliable.
 func (q *QP) failOldest(now verbs.Instant, st verbs.WCStatus) {
 	if q.state == verbs.QPErr || q.drained() {
 		return
@@ -55,7 +55,7 @@ func (q *QP) failOldest(now verbs.Instant, st verbs.WCStatus) {
 		q.cqOverrun(now)
 		return
 	}
-	q.selfErr(now, 0)
+	q.sendFailed(now)
 }
 
 // failAt fails the WQE that holds sequence number a. Those before it are done, but for READs

@@ -38,6 +38,15 @@
 // wait for the next NextPacket, so that a batch of packets gets one; NAKs are sent once;
 // READs and atomics are remembered, to be answered again.
 //
+// # UC and UD
+//
+// Unreliable queue pairs (unreliable.go, uc.go, ud.go) have the same queues, gate and states.
+// A send completes when its last packet is handed out; nobody is told of what is dropped,
+// only counters. A UC message that lost a part is dropped whole and leaves its receive to the
+// next one; late packets and duplicates, which UDP may make, are dropped too, so that
+// messages arrive in order and at most once. A failed send moves the queue pair to SQE
+// instead of ERR.
+//
 // # Errors
 //
 // A peer's mistakes become NAKs and completions with a status, and move the queue pair to

@@ -11,6 +11,8 @@ import (
 // the counters excepted, which anyone may read.
 type Env struct {
 	Mem Memory
+	// AHs knows the address handles; nil when there are none.
+	AHs AddressHandles
 	// Dirty lists the lanes with completions that wait for Commit; the wire commits and
 	// clears it once a step, after the step's events.
 	Dirty []*CQ
@@ -30,6 +32,10 @@ type Counters struct {
 	// DroppedState counts packets that the queue pair's state refused, DroppedOther those
 	// that were valid but meant nothing: ghost acks, responses to nothing.
 	DroppedState, DroppedOther atomic.Uint64
+	// What UC and UD drop without a word: messages that lost a part, packets that found no
+	// receive, that did not fit (a buffer, a message's length, the MTU), that had a wrong
+	// Q_Key, that wanted to write memory they may not. The first packet of a message counts.
+	DroppedMessages, DroppedNoRecv, DroppedLength, DroppedQKey, DroppedAccess atomic.Uint64
 	// Deferred counts WQEs that a gate held back, Publications the moves to RTS that
 	// published at least one, DeferredNanos the time from RTR to those publications.
 	Deferred, Publications, DeferredNanos atomic.Uint64
@@ -51,17 +57,19 @@ type Out struct {
 	// Packet holds the headers; its Payload and Pad are unused: Len says how long the payload is.
 	Packet roce.Packet
 	Gather [MaxGather][]byte
+	// AH says where a UD message goes; 0 for queue pairs that are connected.
+	AH verbs.AH
 	// N is the number of pieces in use, Len their total length.
 	N, Len int
 	// Unstable says that the memory may legally change before the packet has left (READ
-	// responses): copy first, then checksum the copy.
+	// responses; UC and UD, whose sends complete at once): copy first, then checksum the copy.
 	Unstable bool
 }
 
 // reset empties the gather list and clears what the last packet set.
 func (o *Out) reset() {
 	clear(o.Gather[:o.N])
-	o.N, o.Len, o.Unstable = 0, 0, false
+	o.N, o.Len, o.Unstable, o.AH = 0, 0, false, 0
 	o.Packet = roce.Packet{}
 }
 

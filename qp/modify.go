@@ -294,8 +294,12 @@ func (q *QP) moveTo(to verbs.QPState) (waiting uint64) {
 
 // enterRTR starts the responder.
 func (q *QP) enterRTR(now verbs.Instant) {
-	q.mtu = uint32(q.attr.PathMTU.Bytes())
-	q.mtuShift = uint8(q.attr.PathMTU) + 7
+	mtu := q.attr.PathMTU
+	if q.typ == verbs.UD {
+		mtu = q.udMTU
+	}
+	q.mtu = uint32(mtu.Bytes())
+	q.mtuShift = uint8(mtu) + 7
 	q.resp.start(seqBase+uint64(q.attr.RQPSN), int(q.attr.MaxDestRdAtomic))
 	q.rtrAt = now
 	q.moveTo(verbs.QPRTR)

@@ -148,6 +148,8 @@ type pair struct {
 
 // options of a pair; zero fields get the values in withDefaults.
 type options struct {
+	typ              verbs.QPType // RC
+	qkeyA, qkeyB     uint32
 	mtu              verbs.MTU
 	psnA, psnB       verbs.PSN // A's and B's starting PSNs
 	cap              verbs.QPCap
@@ -181,6 +183,9 @@ func (o options) withDefaults() options {
 		}
 	}
 	def(&o.mtu, verbs.MTU1024)
+	if o.typ == 0 {
+		o.typ = verbs.RC
+	}
 	if o.cq == 0 {
 		o.cq = 1024
 	}
@@ -223,7 +228,7 @@ func newPair(t testing.TB, o options) *pair {
 
 func (p *pair) newNode(name string, num verbs.QPN) *node {
 	n := &node{name: name, mem: &testMem{}}
-	n.env.Mem = n.mem
+	n.env.Mem, n.env.AHs = n.mem, testAHs{}
 	n.cq = NewCQ(p.o.cq)
 	recvCQ := n.cq
 	n.send = n.mem.add(testPD, sendKey, sendBase, p.o.memSize, 0)
@@ -239,7 +244,7 @@ func (p *pair) newNode(name string, num verbs.QPN) *node {
 		p.t.Fatal(err)
 	}
 	n.q = newAt(Config{
-		Num: num, Type: verbs.RC, SQSigAll: p.o.sigAll, PD: testPD, SendCQ: n.cq, RecvCQ: recvCQ,
+		Num: num, Type: p.o.typ, MTU: p.o.mtu, SQSigAll: p.o.sigAll, PD: testPD, SendCQ: n.cq, RecvCQ: recvCQ,
 	}, c, &n.env, p.o.posBase)
 	n.win = NewWindow(p.o.window)
 	n.q.SetWindow(n.win)
@@ -308,6 +313,7 @@ func (p *pair) to(n *node, s verbs.QPState) {
 
 func (p *pair) modify(n *node, a *verbs.QPAttr) {
 	p.t.Helper()
+	a = p.forType(n, a)
 	if err := n.q.Modify(p.now, a); err != nil {
 		p.t.Fatalf("%s to %v: %v", n.name, a.State, err)
 	}
@@ -401,7 +407,11 @@ func (p *pair) deliver(n *node, packets ...[]byte) {
 		if err := pkt.Decode(b); err != nil {
 			p.t.Fatalf("to %s: %v", n.name, err)
 		}
-		n.q.HandlePacket(p.now, &pkt)
+		if p.o.typ == verbs.UD {
+			n.q.HandleDatagram(p.now, &pkt, addrOf(n.peer), addrOf(n), 0)
+		} else {
+			n.q.HandlePacket(p.now, &pkt)
+		}
 		p.check(n)
 	}
 }

@@ -20,6 +20,9 @@ type Config struct {
 	// SendCQ and RecvCQ are lanes of the wire that will own the queue pair; required; they
 	// may be the same.
 	SendCQ, RecvCQ *CQ
+	// MTU bounds the messages of UD, which are one packet; 0 means 4096. RC and UC have the
+	// path MTU of their peer instead.
+	MTU verbs.MTU
 }
 
 // Limits of a queue pair's size beyond those in verbs.QPCap.
@@ -67,6 +70,7 @@ type QP struct {
 
 	mtu      uint32
 	mtuShift uint8
+	udMTU    verbs.MTU
 
 	win  *Window
 	req  requester
@@ -99,8 +103,11 @@ func extend(ref uint64, psn verbs.PSN) uint64 {
 // New makes a queue pair in RESET. It fails with an error that wraps verbs.ErrBadAttr when
 // a size is out of range, a CQ is missing or the type is not offered.
 func New(cfg Config, env *Env) (*QP, error) {
-	if cfg.Type != verbs.RC {
-		return nil, fmt.Errorf("%w: TYPE: this engine offers RC only, not %v", verbs.ErrBadAttr, cfg.Type)
+	if cfg.Type != verbs.RC && cfg.Type != verbs.UC && cfg.Type != verbs.UD {
+		return nil, fmt.Errorf("%w: TYPE: %v is not RC, UC or UD", verbs.ErrBadAttr, cfg.Type)
+	}
+	if cfg.MTU != 0 && !cfg.MTU.Valid() {
+		return nil, fmt.Errorf("%w: MTU: code %d is not in 1..5", verbs.ErrBadAttr, uint8(cfg.MTU))
 	}
 	if cfg.SendCQ == nil || cfg.RecvCQ == nil {
 		return nil, fmt.Errorf("%w: CQ: a queue pair needs a send and a receive CQ", verbs.ErrBadAttr)
@@ -125,6 +132,12 @@ func newAt(cfg Config, c verbs.QPCap, env *Env, start uint64) *QP {
 		deadline: verbs.Never,
 	}
 	q.qpCap.MaxSendWR, q.qpCap.MaxRecvWR = q.sq.Depth(), q.rq.Depth()
+	if q.typ == verbs.UD {
+		if q.udMTU = cfg.MTU; q.udMTU == 0 {
+			q.udMTU = verbs.MTU4096
+		}
+		q.sq.mtu = uint32(q.udMTU.Bytes())
+	}
 	q.spans = make([]span, q.sq.Depth())
 	q.win = NewWindow(WindowConfig{})
 	q.forget()
@@ -235,7 +248,14 @@ func (q *QP) HandlePacket(now verbs.Instant, p *roce.Packet) {
 		q.env.Counters.DroppedState.Add(1)
 		return
 	}
-	q.handleRequest(now, p)
+	switch q.typ {
+	case verbs.RC:
+		q.handleRequest(now, p)
+	case verbs.UC:
+		q.handleUC(now, p)
+	default:
+		panic("BUG: qp: a packet of UD without its addresses")
+	}
 }
 
 var (
@@ -259,6 +279,9 @@ func (q *QP) NextPacket(now verbs.Instant, out *Out) Next {
 	}
 	if !answersIn.has(q.state) {
 		return NextNothing
+	}
+	if q.typ != verbs.RC {
+		return q.nextUnreliable(now, out)
 	}
 	return q.nextRequest(now, out)
 }

@@ -59,6 +59,7 @@ type SendQueue struct {
 	pd        PD
 	ops       opSet
 	sigAll    bool
+	datagrams bool   // UD: each request says where it goes
 	mtu       uint32 // bound of a message where the type has one (UD), else MaxMessage
 }
 
@@ -95,6 +96,7 @@ func newSendQueue(t verbs.QPType, qpCap verbs.QPCap, sigAll bool, mem Memory, pd
 	q := &SendQueue{
 		maxSGE: qpCap.MaxSendSGE, maxInline: qpCap.MaxInlineData,
 		mem: mem, pd: pd, ops: sendOps(t), sigAll: sigAll, mtu: verbs.MaxMessage,
+		datagrams: t == verbs.UD,
 	}
 	q.init(qpCap.MaxSendWR, start)
 	q.wqes = make([]SendWQE, q.depth)
@@ -164,6 +166,9 @@ func (q *SendQueue) check(wr *verbs.SendWR) error {
 		if n != 0 {
 			return verbs.ErrBadWR
 		}
+	}
+	if q.datagrams && (wr.AH == 0 || wr.RemoteQPN > verbs.QPNMask) {
+		return verbs.ErrBadWR
 	}
 	if n > uint64(q.mtu) {
 		return verbs.ErrTooLong

@@ -32,7 +32,9 @@ func TestSendCheck(t *testing.T) {
 		{"UC: READ", verbs.UC, verbs.SendWR{Opcode: verbs.RDMARead}, verbs.ErrBadOpcode},
 		{"UC: WRITE", verbs.UC, verbs.SendWR{Opcode: verbs.RDMAWrite}, nil},
 		{"UD: WRITE", verbs.UD, verbs.SendWR{Opcode: verbs.RDMAWrite}, verbs.ErrBadOpcode},
-		{"UD: SEND with immediate", verbs.UD, verbs.SendWR{Opcode: verbs.SendWithImm}, nil},
+		{"UD: SEND with immediate", verbs.UD, verbs.SendWR{Opcode: verbs.SendWithImm, AH: 1}, nil},
+		{"UD: no address", verbs.UD, verbs.SendWR{Opcode: verbs.Send}, verbs.ErrBadWR},
+		{"UD: QPN of 25 bits", verbs.UD, verbs.SendWR{Opcode: verbs.Send, AH: 1, RemoteQPN: 1 << 24}, verbs.ErrBadWR},
 
 		{"atomic", verbs.RC, verbs.SendWR{Opcode: verbs.AtomicFetchAdd, SGList: one(sge(8))}, nil},
 		{"atomic of 4 bytes", verbs.RC, verbs.SendWR{Opcode: verbs.AtomicFetchAdd, SGList: one(sge(4))}, verbs.ErrBadWR},
