@@ -291,11 +291,10 @@ func (r *rig) setMTU(t *testing.T, mtu int) {
 // A process is a command that runs in the guest.
 type process struct {
 	conn net.Conn
-	out  bytes.Buffer // owned by the reader until done is closed
-	news chan struct{}
-	text chan string // what it has said so far, for who asks
-	done chan struct{}
-	err  error
+	done chan struct{} // closed when it has ended
+	// What it said and how it ended; the reader's until done is closed.
+	out bytes.Buffer
+	err error
 }
 
 // start runs a shell command in the guest.
@@ -309,10 +308,9 @@ func (r *rig) start(ctx context.Context, cmd string) (*process, error) {
 		c.Close()
 		return nil, err
 	}
-	p := &process{conn: c, news: make(chan struct{}, 1), text: make(chan string), done: make(chan struct{})}
-	frames := make(chan []byte)
+	p := &process{conn: c, done: make(chan struct{})}
 	go func() {
-		defer close(frames)
+		defer close(p.done)
 		dec := json.NewDecoder(c)
 		for {
 			var f struct {
@@ -324,32 +322,12 @@ func (r *rig) start(ctx context.Context, cmd string) (*process, error) {
 				p.err = fmt.Errorf("guest: %w", err)
 				return
 			}
-			if len(f.Out) > 0 {
-				frames <- f.Out
-			}
+			p.out.Write(f.Out)
 			if f.Done {
 				if f.Exit != 0 {
-					p.err = fmt.Errorf("guest: exit code %d", f.Exit)
+					p.err = fmt.Errorf("exit code %d", f.Exit)
 				}
 				return
-			}
-		}
-	}()
-	go func() {
-		defer close(p.done)
-		for frames != nil {
-			select {
-			case b, ok := <-frames:
-				if !ok {
-					frames = nil
-					break
-				}
-				p.out.Write(b)
-				select {
-				case p.news <- struct{}{}:
-				default:
-				}
-			case p.text <- p.out.String():
 			}
 		}
 	}()
@@ -362,34 +340,15 @@ func (p *process) wait(ctx context.Context) (string, error) {
 	select {
 	case <-p.done:
 	case <-ctx.Done():
-		p.conn.Close()
-		<-p.done
-		return p.out.String(), ctx.Err()
+		select {
+		case <-p.done: // a result wins
+		default:
+			p.conn.Close()
+			<-p.done
+			return p.out.String(), fmt.Errorf("still running: %w", ctx.Err())
+		}
 	}
 	return p.out.String(), p.err
-}
-
-// said waits until the command's output contains s.
-func (p *process) said(ctx context.Context, s string) error {
-	for {
-		select {
-		case text := <-p.text:
-			if strings.Contains(text, s) {
-				return nil
-			}
-		case <-p.done:
-			if strings.Contains(p.out.String(), s) {
-				return nil
-			}
-			return fmt.Errorf("it ended without saying %q: %w: %s", s, p.err, p.out.String())
-		}
-		select {
-		case <-p.news:
-		case <-p.done:
-		case <-ctx.Done():
-			return fmt.Errorf("waiting for %q: %w", s, ctx.Err())
-		}
-	}
 }
 
 // kill ends the command.
