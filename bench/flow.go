@@ -73,23 +73,26 @@ func (f *flow) attach(qp *transport.QP) error {
 
 // recv is the receive of a number: its slot in the buffer.
 func (f *flow) recv(n uint64) verbs.RecvWR {
-	slot := int(n) % f.s.p.slots(f.s.p.RxDepth)
-	return verbs.RecvWR{WRID: wrid(kindRecv, f.index, n), SGList: f.s.recvMR.SGL(slot*f.s.p.Size, f.s.p.Size)}
+	off := f.s.p.slot(f.s.p.RxDepth, f.index, n) * f.s.p.Size
+	return verbs.RecvWR{WRID: wrid(kindRecv, f.index, n), SGList: f.s.recvMR.SGL(off, f.s.p.Size)}
 }
 
 // consumed looks at a message, gathers its receive, and posts what is gathered when it is
 // worth a call.
 func (f *flow) consumed(wc *verbs.WC) error {
 	n := wc.WRID & seqMask
-	slot := int(n) % f.s.p.slots(f.s.p.RxDepth)
-	if ph := &f.s.phase; int(wc.ByteLen) != ph.size {
+	off := f.s.p.slot(f.s.p.RxDepth, f.index, n) * f.s.p.Size
+	ph := &f.s.phase
+	if int(wc.ByteLen) != ph.size {
 		return fmt.Errorf("received a message of %d bytes, sent were %d", wc.ByteLen, ph.size)
-	} else if !ph.measured {
-		// Between the completion and the next post the memory is ours. Measured messages are
-		// not looked at: reading them would be measured too.
-		off := slot * f.s.p.Size
-		if err := verify(f.s.recvMR.Bytes()[off : off+ph.size]); err != nil {
-			return err
+	}
+	if !ph.measured {
+		// Measured messages are not looked at: reading them would be measured too.
+		ph.last = f.s.recvMR.Bytes()[off : off+ph.size]
+		if f.s.p.exclusive() {
+			if err := verify(ph.last); err != nil {
+				return err
+			}
 		}
 	}
 	i := len(f.spent)
@@ -99,7 +102,7 @@ func (f *flow) consumed(wc *verbs.WC) error {
 		wr.SGList = make([]verbs.SGE, 1) // once
 	}
 	wr.WRID = wrid(kindRecv, f.index, n)
-	wr.SGList[0] = f.s.recvMR.SGE(slot*f.s.p.Size, f.s.p.Size)
+	wr.SGList[0] = f.s.recvMR.SGE(off, f.s.p.Size)
 	if len(f.spent) < cap(f.spent) {
 		return nil
 	}
@@ -147,7 +150,7 @@ func (f *flow) payload(wr *verbs.SendWR, seq uint64, size int) {
 		wr.SGList, wr.InlineData = wr.SGList[:0], nil
 		return
 	}
-	off := int(seq%uint64(f.s.p.slots(f.s.p.TxDepth))) * f.s.p.Size
+	off := f.s.p.slot(f.s.p.TxDepth, f.index, seq) * f.s.p.Size
 	if size <= f.s.p.Inline {
 		wr.SGList, wr.InlineData = wr.SGList[:0], f.s.sendMR.Bytes()[off:off+size]
 		return

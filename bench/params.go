@@ -152,10 +152,22 @@ func (p *Params) repost() int { return min(max(p.RxDepth/4, 1), 64) }
 // peer keeps up.
 func (p *Params) window() int { return max(min(p.TxDepth, p.RxDepth-p.repost()+1), 1) }
 
-// slots is how many messages lie side by side in a buffer: as many as the depth if that
-// stays within a megabyte, so that small messages are not all in one cache line.
+// slots is how many messages lie side by side in a buffer: one for each that the queues may
+// hold if that stays within a megabyte; else they share, as perftest's share one. So small
+// messages are not all in one cache line, and large ones do not take gigabytes.
 func (p *Params) slots(depth int) int {
-	return min(depth, max(1<<20/max(p.Size, 1), 1))
+	return min(p.QPs*depth, max(1<<20/max(p.Size, 1), 1))
+}
+
+// slot is where the message of a number on a queue pair lies.
+func (p *Params) slot(depth, index int, n uint64) int {
+	return int((uint64(index)*uint64(depth) + n) % uint64(p.slots(depth)))
+}
+
+// exclusive reports whether no two posted receives share memory that both may get a message
+// into at the same time.
+func (p *Params) exclusive() bool {
+	return p.Test.Latency() || p.slots(p.RxDepth) == p.QPs*p.RxDepth
 }
 
 // memory is what one side allocates for messages, in bytes.

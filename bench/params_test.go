@@ -92,7 +92,7 @@ func TestParamsDerived(t *testing.T) {
 			t.Errorf("repost %d", n)
 		}
 		for _, depth := range []int{p.TxDepth, p.RxDepth} {
-			if n := p.slots(depth); n < 1 || n > depth || n > 1 && n*p.Size > 1<<20 {
+			if n := p.slots(depth); n < 1 || n > p.QPs*depth || n > 1 && n*p.Size > 1<<20 {
 				t.Errorf("%d slots of %d", n, p.Size)
 			}
 		}

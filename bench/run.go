@@ -21,6 +21,7 @@ type phase struct {
 	clock   time.Duration // the session's clock as last read
 	retired bool          // a send has completed since that was last looked at
 	stopped bool          // ended before its time
+	last    []byte        // the message that came last, in a warm-up
 	meter   meter
 	lat     *latencyRecorder
 }
@@ -182,6 +183,10 @@ func (s *Session) runPhase(report func(Result)) error {
 		return fmt.Errorf("the peer reports on messages of %d bytes, these had %d", theirs.size, mine.size)
 	}
 	ph.stopped = ph.stopped || theirs.interrupted
+	// Nothing is under way now, so that nobody writes here even if receives share memory.
+	if err := verify(ph.last); err != nil {
+		return err
+	}
 	if !ph.measured {
 		return nil
 	}

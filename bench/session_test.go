@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"runtime"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -331,13 +332,16 @@ func TestPeerCloses(t *testing.T) {
 		for j, clientCloses := range []bool{true, false} {
 			t.Run(fmt.Sprintf("%v client %v", test, clientCloses), func(t *testing.T) {
 				n := 4*i + 2*j
-				r := newRig(t, fmt.Sprintf("127.3.6.%d", n+1), fmt.Sprintf("127.3.6.%d", n+2), transport.Config{}, nil)
-				ctx, leave := context.WithCancel(r.ctx)
-				if !clientCloses {
-					r.srv.Handle = func(_ context.Context, s *Session) {
-						r.outcomes <- outcome{err: s.Run(ctx, func(Result) {})}
+				ctx, leave := context.WithCancel(deadline(t))
+				outcomes := make(chan error, 1)
+				r := newRig(t, fmt.Sprintf("127.3.6.%d", n+1), fmt.Sprintf("127.3.6.%d", n+2), transport.Config{}, func(srv *Server) {
+					srv.Handle = func(served context.Context, s *Session) {
+						if !clientCloses {
+							served = ctx
+						}
+						outcomes <- s.Run(served, func(Result) {})
 					}
-				}
+				})
 				p := Defaults(test)
 				p.Iters = MaxIters
 				s, err := Dial(r.ctx, r.client, r.to, p, Options{})
@@ -354,7 +358,7 @@ func TestPeerCloses(t *testing.T) {
 				if clientCloses {
 					s.Close()
 				}
-				stayed := (<-r.outcomes).err
+				stayed := <-outcomes
 				if !clientCloses {
 					left, stayed = stayed, left
 				}
@@ -505,17 +509,24 @@ func TestMisbehavingPeer(t *testing.T) {
 // TestCorruptMessage: the receiver looks at what the warm-up brings.
 func TestCorruptMessage(t *testing.T) {
 	r := newRig(t, "127.3.10.1", "127.3.10.2", transport.Config{}, nil)
-	s, err := Dial(r.ctx, r.client, r.to, Defaults(SendBW), Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.Close()
-	s.sendMR.Bytes()[s.p.Size+12345] ^= 1 // in the first message: slot 1
-	if err := s.Run(r.ctx, func(Result) {}); err == nil {
-		t.Error("the client noticed nothing")
-	}
-	if o := <-r.outcomes; o.err == nil || o.err.Error()[:13] != "byte 12345 of" {
-		t.Errorf("server: %v", o.err)
+	for _, size := range []int{65536, 100} { // receives share memory, and they don't
+		p := Defaults(SendBW)
+		p.Size = size
+		s, err := Dial(r.ctx, r.client, r.to, p, Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range p.slots(p.TxDepth) {
+			s.sendMR.Bytes()[(i+1)*size-3] ^= 1
+		}
+		if err := s.Run(r.ctx, func(Result) {}); err == nil {
+			t.Error("the client noticed nothing")
+		}
+		want := fmt.Sprintf("byte %d of a message is", size-3)
+		if o := <-r.outcomes; o.err == nil || !strings.HasPrefix(o.err.Error(), want) {
+			t.Errorf("server: %v, want %q", o.err, want)
+		}
+		s.Close()
 	}
 }
 
