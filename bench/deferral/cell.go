@@ -37,7 +37,8 @@ type Cell struct {
 	AckOnly, LinuxREP bool
 
 	// ClientWire says that the client's wire moves its queue pair, within the step in which
-	// the REP arrives. Otherwise a program or kernel thread does, and the packets of a server that sends before are early.
+	// the REP arrives. Otherwise a program or a thread of the kernel does, and what a server
+	// sends right behind its REP is early.
 	ClientWire bool
 	// ClientWake, ServerWake and Handle are about the threads on which programs get events.
 	ClientWake, ServerWake, Handle time.Duration

@@ -80,9 +80,9 @@ type loop func() (ops int, d time.Duration)
 
 // compare runs loops in turns, so that what disturbs the machine disturbs all, until each has
 // had costRuns, or at least minCostRuns by the deadline. One more run before warms up.
-func compare(deadline time.Time, loops ...loop) []Timing {
+func compare(deadline time.Time, stopped func() bool, loops ...loop) []Timing {
 	means := make([][]float64, len(loops))
-	for run := -1; run < costRuns; run++ {
+	for run := -1; run < costRuns && !stopped(); run++ {
 		if run >= minCostRuns && !deadline.IsZero() && time.Now().After(deadline) {
 			break
 		}
@@ -100,8 +100,8 @@ func compare(deadline time.Time, loops ...loop) []Timing {
 	return out
 }
 
-// measureCosts measures within about limit, 0 for as long as it takes.
-func measureCosts(limit time.Duration) (c *Costs, err error) {
+// measureCosts measures within about limit, 0 for as long as it takes. Stopped, it returns nil.
+func measureCosts(limit time.Duration, stopped func() bool) (c *Costs, err error) {
 	defer func() {
 		if r := recover(); r != nil {
 			e, ok := r.(stageError)
@@ -123,24 +123,27 @@ func measureCosts(limit time.Duration) (c *Costs, err error) {
 	runtime.GC()
 	posts := newBench(costDepth, 1)
 	plain := newPlainQueue(costDepth)
-	t := compare(share(0),
+	t := compare(share(0), stopped,
 		func() (int, time.Duration) { return posts.posts(verbs.QPRTS) },
 		func() (int, time.Duration) { return posts.posts(verbs.QPRTR) },
 		func() (int, time.Duration) { return plain.posts(&posts.wr[0]) })
 	c.PostRTS, c.PostRTR, c.PostPlain = t[0], t[1], t[2]
 	rings := newBench(1, 512)
-	c.Ring = compare(share(1), rings.rings)[0]
+	c.Ring = compare(share(1), stopped, rings.rings)[0]
 	engines := newEngines()
-	c.Message = compare(share(2), engines.messages)[0]
+	c.Message = compare(share(2), stopped, engines.messages)[0]
 	for i, n := range waiting {
 		runtime.GC()
 		b := newBench(max(n, 1), 16)
-		t := compare(share(3+i),
+		t := compare(share(3+i), stopped,
 			func() (int, time.Duration) { return b.transitions(n, false) },
 			func() (int, time.Duration) { return b.transitions(n, true) },
 			func() (int, time.Duration) { return b.firstPackets(n, false) },
 			func() (int, time.Duration) { return b.firstPackets(n, true) })
 		c.ByWQEs = append(c.ByWQEs, WaitingCost{WQEs: n, Publish: t[0], Flush: t[1], FirstPacket: t[2], FirstFlushed: t[3]})
+	}
+	if stopped() {
+		return nil, nil
 	}
 	return c, nil
 }

@@ -229,6 +229,33 @@ func TestBudget(t *testing.T) {
 	}
 }
 
+// TestStop: a study that is stopped reports what it has.
+func TestStop(t *testing.T) {
+	stop := make(chan struct{})
+	close(stop)
+	r, err := Run(Config{Stop: stop})
+	if err != nil || r.Costs != nil || len(r.Cells) != 0 || !r.Truncated {
+		t.Errorf("stopped at once: %+v, %v", r, err)
+	}
+	stop = make(chan struct{})
+	r, err = Run(Config{Stop: stop, Axis: "base", NoCosts: true, Workers: 1, Progress: func(done, _ int) {
+		if done == 1 {
+			close(stop)
+		}
+	}})
+	if err != nil || len(r.Cells) != 1 || r.Cells[0].Outcomes[0].Trials != 250 || r.Cells[0].Outcomes[1].Trials != 0 || !r.Truncated {
+		t.Fatalf("stopped after one batch: %+v, %v", r, err)
+	}
+	var b bytes.Buffer
+	if err := r.WriteJSON(&b); err != nil {
+		t.Fatal(err)
+	}
+	mustMatchSchema(t, b.Bytes())
+	if _, err := r.WritePlots(t.TempDir()); err != nil {
+		t.Error(err)
+	}
+}
+
 // TestNoSuchAxis: asking for nothing is a mistake.
 func TestNoSuchAxis(t *testing.T) {
 	if _, err := Run(Config{Axis: "no such axis", NoCosts: true}); err == nil || !strings.Contains(err.Error(), "no such axis") {
@@ -293,7 +320,7 @@ func TestQuantiles(t *testing.T) {
 
 // TestCosts: what is measured is there, and publishing does not depend on how much waited as posting does.
 func TestCosts(t *testing.T) {
-	c, err := measureCosts(time.Nanosecond)
+	c, err := measureCosts(time.Nanosecond, func() bool { return false })
 	if err != nil {
 		t.Fatal(err)
 	}

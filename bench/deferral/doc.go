@@ -31,7 +31,8 @@
 //     distributed jitter, and a direction carries one packet every Gap.
 //   - A program's events reach it through a thread that sleeps: Wake until it runs, half of
 //     it fixed and half exponentially distributed, and then Handle for each event, one after
-//     the other. So are b, c and d told of the RTU, and all four of the REQ. What a wire does by itself takes no time.
+//     the other. So are b, c and d told of the RTU, and all four of the REQ. What a wire does
+//     by itself takes no time.
 //   - The client sees completions at once, and so does the server: both poll.
 //   - In d a refused post is tried again after Poll and up to a tenth more.
 //

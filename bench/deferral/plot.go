@@ -31,7 +31,8 @@ const (
 
 // WritePlots writes the report's plots into a directory, which it makes if need be, each in
 // every format given ("svg", "png"; svg if none is), and returns the files' names. There is
-// one for each plotted cell, one for each axis of late RTUs, and one for the costs, as far as the report has them.
+// one for each plotted cell, one for each axis of late RTUs, and one for the costs, as far as
+// the report has them.
 func (r *Report) WritePlots(dir string, formats ...string) (files []string, err error) {
 	if len(formats) == 0 {
 		formats = []string{"svg"}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -16,8 +17,8 @@ type Config struct {
 	// Trials is how many trials an ordinary cell gets for each strategy, deep ones ten
 	// times as many; 0 means 1000, which is what a 99th percentile takes.
 	Trials int
-	// Budget is the time after which no more trials are begun, and costs are measured by fewer runs; 0
-	// means 100 s, negative none. A report that it cut short says so.
+	// Budget is the time after which no more trials are begun, and costs are measured by
+	// fewer runs; 0 means 100 s, negative none. A report that it cut short says so.
 	Budget time.Duration
 	// Workers is how many cells are played at a time; 0 means as many as there are cores.
 	Workers int
@@ -25,9 +26,21 @@ type Config struct {
 	Axis string
 	// NoCells and NoCosts leave out a half of the study.
 	NoCells, NoCosts bool
-	// Progress, when not nil, is called with the share of the cells' jobs that is done, by one
+	// Progress, when not nil, is called when a batch of the cells' trials is done, by one
 	// goroutine at a time.
 	Progress func(done, total int)
+	// Stop, when closed, ends the study as soon as what is being played is over. The report
+	// has what was measured until then, and is marked as truncated.
+	Stop <-chan struct{}
+}
+
+func (c *Config) stopped() bool {
+	select {
+	case <-c.Stop:
+		return true
+	default:
+		return false
+	}
 }
 
 func (c *Config) resolve() {
@@ -46,8 +59,8 @@ func (c *Config) resolve() {
 }
 
 // Run does the study. The costs come first and alone, because they are timed, and may take a
-// quarter of the budget; then the cells, over all cores. The cells' figures depend on seed and number of trials only. The
-// error says which trial failed, and how to play it again.
+// quarter of the budget; then the cells, over all cores, whose figures depend on the seed and
+// the number of trials only. The error says which trial failed, and how to play it again.
 func Run(cfg Config) (*Report, error) {
 	cfg.resolve()
 	began := time.Now()
@@ -57,11 +70,12 @@ func Run(cfg Config) (*Report, error) {
 		if cfg.Budget > 0 {
 			limit = cfg.Budget / 4
 		}
-		costs, err := measureCosts(limit)
+		costs, err := measureCosts(limit, cfg.stopped)
 		if err != nil {
 			return nil, err
 		}
 		r.Costs = costs
+		r.Truncated = costs == nil
 	}
 	if !cfg.NoCells {
 		var cells []Cell
@@ -77,10 +91,12 @@ func Run(cfg Config) (*Report, error) {
 		if cfg.Budget > 0 {
 			deadline = began.Add(cfg.Budget)
 		}
+		var truncated bool
 		var err error
-		if r.Cells, r.Truncated, err = playCells(&cfg, cells, deadline); err != nil {
+		if r.Cells, truncated, err = playCells(&cfg, cells, deadline); err != nil {
 			return nil, err
 		}
+		r.Truncated = r.Truncated || truncated
 	}
 	r.Machine.LoadAfter = loadAverage()
 	r.Elapsed = time.Since(began)
@@ -117,8 +133,8 @@ func jobs(cells []Cell, trials int) []*job {
 	return list
 }
 
-// playCells plays all jobs and adds up what they counted, in their order. The first batch of every cell is
-// played even after the deadline.
+// playCells plays all jobs and adds up what they counted, in their order. The first batch of
+// every cell is played even after the deadline.
 func playCells(cfg *Config, cells []Cell, deadline time.Time) (out []CellResult, truncated bool, err error) {
 	list := jobs(cells, cfg.Trials)
 	var (
@@ -135,7 +151,7 @@ func playCells(cfg *Config, cells []Cell, deadline time.Time) (out []CellResult,
 			return nil
 		}
 		j := list[next]
-		if j.first > 0 && !deadline.IsZero() && time.Now().After(deadline) {
+		if cfg.stopped() || j.first > 0 && !deadline.IsZero() && time.Now().After(deadline) {
 			truncated = true
 			return nil
 		}
@@ -165,7 +181,7 @@ func playCells(cfg *Config, cells []Cell, deadline time.Time) (out []CellResult,
 	return collect(cells, list), truncated, nil
 }
 
-// collect makes the cells' results of the jobs that were played.
+// collect makes the results of the jobs that were played. A cell of which none was is left out.
 func collect(cells []Cell, list []*job) []CellResult {
 	sums := make([][NumStrategies]tally, len(cells))
 	for _, j := range list {
@@ -173,19 +189,23 @@ func collect(cells []Cell, list []*job) []CellResult {
 			sums[j.cell][j.strategy].add(j.tally)
 		}
 	}
-	out := make([]CellResult, len(cells))
+	var out []CellResult
 	for i := range cells {
+		if !slices.ContainsFunc(sums[i][:], func(t tally) bool { return t.Trials > 0 }) {
+			continue
+		}
 		c := &cells[i]
-		out[i] = CellResult{Cell: *c}
+		result := CellResult{Cell: *c}
 		for s := range NumStrategies {
 			t := &sums[i][s]
-			out[i].Outcomes[s] = Outcome{
+			result.Outcomes[s] = Outcome{
 				Counts:    t.Counts,
 				FirstByte: quantilesOf(t.firstByte, c.Plot),
 				LastByte:  quantilesOf(t.lastByte, false),
 				ToWire:    quantilesOf(t.toWire, false),
 			}
 		}
+		out = append(out, result)
 	}
 	return out
 }

@@ -99,7 +99,7 @@ and the client's options decide. Loopback addresses are hosts.`,
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return usageError{fmt.Errorf("%w; see %s --help", err, cmd.CommandPath())}
 	})
-	root.AddCommand(a.sendLat(), a.sendBW(), a.serve(), a.demo(), a.dump())
+	root.AddCommand(a.sendLat(), a.sendBW(), a.serve(), a.demo(), a.deferral(), a.dump())
 	return root
 }
 
