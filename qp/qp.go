@@ -274,8 +274,18 @@ func (q *QP) NextPacket(now verbs.Instant, out *Out) Next {
 		defer q.mustHold()
 	}
 	out.reset()
-	if q.resp.owes() && q.nextResponse(now, out) {
-		return NextPacket
+	if q.resp.owes() {
+		if q.resp.ackWaits() && q.typ == verbs.RC && answersIn.has(q.state) {
+			if q.nextRequest(now, out) == NextPacket {
+				q.resp.ackBehind++
+				return NextPacket
+			}
+			out.reset()
+		}
+		if q.nextResponse(now, out) {
+			q.resp.ackBehind = 0
+			return NextPacket
+		}
 	}
 	if !answersIn.has(q.state) {
 		return NextNothing

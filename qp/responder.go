@@ -25,6 +25,8 @@ type responder struct {
 	ackDue bool
 	fatal  bool
 	nak    uint8
+	// ackBehind counts the requests that were sent ahead of the ACK that is due.
+	ackBehind uint8
 	// quiet: the gap or the missing receive at epsn is reported, or about to be. What lies
 	// behind it is dropped without a word until it comes; ahead is one past the newest drop.
 	quiet bool
@@ -62,6 +64,15 @@ func (s *responder) start(first uint64, depth int) {
 
 // owes reports whether nextResponse has something to send.
 func (s *responder) owes() bool { return s.ackDue || s.nak != 0 || s.resDue != 0 }
+
+// maxAckBehind bounds the requests that may be sent ahead of an ACK: about one train.
+const maxAckBehind = 16
+
+// ackWaits reports whether nothing but an ACK is owed, and requests may still go first: the
+// peer's program waits for our message, hardly ever for the acknowledgement of its own.
+func (s *responder) ackWaits() bool {
+	return s.nak == 0 && s.resDue == 0 && s.ackBehind < maxAckBehind
+}
 
 // silence forgets what is owed.
 func (s *responder) silence() {
