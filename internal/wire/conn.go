@@ -442,8 +442,19 @@ func (w *Wire) qpEvents(now verbs.Instant, q *QP, set qp.EventSet) {
 		w.established(c, nil)
 	}
 	set.Each(func(t verbs.EventType) { w.up.QPEvent(q, t) })
-	if c != nil && !c.params.Raw && set&qp.EvToErr != 0 && (c.state == connEstablished || c.state == connAccepted) {
-		// A queue pair that failed is of no use to the peer: say so.
+	if c != nil && set&qp.EvToErr != 0 {
+		q.failed = true
+		w.schedule(q)
+	}
+}
+
+// sayFailed tells the peer that a queue pair has failed and is of no more use. It comes after
+// what the queue pair itself still has to say: a peer that heard the DREQ before the NAK would
+// never know which of its requests was refused, and why.
+func (w *Wire) sayFailed(now verbs.Instant, q *QP) {
+	c := q.conn
+	if q.failed && c != nil && !c.params.Raw && (c.state == connEstablished || c.state == connAccepted) {
 		_ = w.cm.Disconnect(now, c.id, nil)
 	}
+	q.failed = false
 }

@@ -120,6 +120,8 @@ packets:
 	if again {
 		w.schedule(q)
 		work++
+	} else if q.failed {
+		w.sayFailed(now, q)
 	}
 	return work
 }

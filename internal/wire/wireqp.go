@@ -24,6 +24,7 @@ type QP struct {
 	// The rest belongs to the wire's owner.
 
 	queued, touched, closed bool
+	failed                  bool // moved itself to ERR, and the peer is to hear of it
 	nextRun, nextTouched    *QP
 
 	heapIndex int
@@ -77,6 +78,7 @@ func (w *Wire) DestroyQP(now verbs.Instant, q *QP) {
 		return
 	}
 	w.answerFirst(now)
+	w.sayFailed(now, q)
 	if q.conn != nil {
 		q.conn.qp = nil
 		q.conn = nil
