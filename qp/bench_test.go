@@ -16,17 +16,18 @@ func (m *flatMem) Local(_ PD, _ uint32, addr uint64, n uint32, _ verbs.Access) (
 	return m.buf[addr:][:n:n], verbs.WCSuccess
 }
 
-func (m *flatMem) Remote(pd PD, key uint32, addr uint64, n uint32, need verbs.Access) ([]byte, verbs.WCStatus) {
+func (m *flatMem) Remote(pd PD, _ verbs.QPN, key uint32, addr uint64, n uint32, need verbs.Access) ([]byte, verbs.WCStatus) {
 	return m.Local(pd, key, addr, n, need)
 }
 func (m *flatMem) Placed(PD, uint32) {}
-func (m *flatMem) CompareSwap(PD, uint32, uint64, uint64, uint64) (uint64, verbs.WCStatus) {
+func (m *flatMem) CompareSwap(PD, verbs.QPN, uint32, uint64, uint64, uint64) (uint64, verbs.WCStatus) {
 	return 0, verbs.WCSuccess
 }
-func (m *flatMem) FetchAdd(PD, uint32, uint64, uint64) (uint64, verbs.WCStatus) {
+func (m *flatMem) FetchAdd(PD, verbs.QPN, uint32, uint64, uint64) (uint64, verbs.WCStatus) {
 	return 0, verbs.WCSuccess
 }
-func (m *flatMem) Invalidate(PD, uint32) bool { return true }
+func (m *flatMem) Invalidate(PD, verbs.QPN, uint32) bool { return true }
+func (m *flatMem) Bind(PD, verbs.QPN, *Bind) bool        { return true }
 
 // loop is two engines back to back without a wire: what one sends, the other takes in.
 type loop struct {

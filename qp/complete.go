@@ -151,21 +151,34 @@ func (q *QP) doLocal(now verbs.Instant, pos uint64) {
 	w := q.sq.at(pos)
 	q.begin(0)
 	st := verbs.WCSuccess
-	switch {
-	case w.Opcode == verbs.BindMW:
-		st = verbs.MWBindErr // there are no memory windows
-	case !q.env.Mem.Invalidate(q.pd, w.RKey):
-		st = verbs.LocProtErr
+	ok := false
+	if w.Opcode == verbs.BindMW {
+		ok = q.bind(pos, w)
+	} else {
+		ok = q.env.Mem.Invalidate(q.pd, q.num, w.RKey)
+	}
+	if !ok {
+		// IBTA Vol 1, 11.6.2: one status for all operations that manage memory.
+		st = verbs.MWBindErr
 	}
 	if st != verbs.WCSuccess {
 		q.failOldest(now, st)
 		return
 	}
-	ok := w.Flags&verbs.Signaled == 0 || q.complete(pos, st)
+	ok = w.Flags&verbs.Signaled == 0 || q.complete(pos, st)
 	q.sq.retire(1)
 	if !ok {
 		q.cqOverrun(now)
 	}
+}
+
+// bind does the BIND_MW at pos; false when it is refused.
+func (q *QP) bind(pos uint64, w *SendWQE) bool {
+	b := Bind{RKey: w.RKey, Access: w.BindAccess}
+	if sges := q.sq.sgList(pos); len(sges) > 0 {
+		b.LKey, b.Addr, b.Length = sges[0].LKey, sges[0].Addr, sges[0].Length
+	}
+	return q.env.Mem.Bind(q.pd, q.num, &b)
 }
 
 func (q *QP) serviceRecvs(now verbs.Instant, budget int) int {

@@ -18,17 +18,33 @@ type Memory interface {
 	// status of the work request that named them: LocProtErr when the key is unknown,
 	// of another PD, without the access right, or when the range leaves the region.
 	Local(pd PD, lkey uint32, addr uint64, n uint32, need verbs.Access) ([]byte, verbs.WCStatus)
-	// Remote does the same for an R_Key that a peer sent: RemAccessErr when refused.
-	Remote(pd PD, rkey uint32, addr uint64, n uint32, need verbs.Access) ([]byte, verbs.WCStatus)
+	// Remote does the same for an R_Key that a peer sent to queue pair qpn, which matters for
+	// memory windows: they open memory to the queue pair they were bound on. RemAccessErr
+	// when refused.
+	Remote(pd PD, qpn verbs.QPN, rkey uint32, addr uint64, n uint32, need verbs.Access) ([]byte, verbs.WCStatus)
 	// Placed records that one RDMA WRITE into the region of rkey is complete; its bytes
 	// are visible to whoever then sees the region's count grow.
 	Placed(pd PD, rkey uint32)
 	// CompareSwap and FetchAdd act on the 8 bytes at addr, which the caller has found
 	// aligned, in one atomic step, and return the value before. They check the key for
 	// RemoteAtomic as Remote does.
-	CompareSwap(pd PD, rkey uint32, addr, compare, swap uint64) (uint64, verbs.WCStatus)
-	FetchAdd(pd PD, rkey uint32, addr, add uint64) (uint64, verbs.WCStatus)
-	// Invalidate takes away the remote access of rkey (SEND with invalidate, LOCAL_INV);
-	// false when the key does not exist or may not be invalidated.
-	Invalidate(pd PD, rkey uint32) bool
+	CompareSwap(pd PD, qpn verbs.QPN, rkey uint32, addr, compare, swap uint64) (uint64, verbs.WCStatus)
+	FetchAdd(pd PD, qpn verbs.QPN, rkey uint32, addr, add uint64) (uint64, verbs.WCStatus)
+	// Invalidate takes away the remote access of rkey (SEND with invalidate that arrived on
+	// queue pair qpn, or its own LOCAL_INV); false when the key does not exist or may not be
+	// invalidated.
+	Invalidate(pd PD, qpn verbs.QPN, rkey uint32) bool
+	// Bind does a BIND_MW of queue pair qpn; false when it is refused, and then nothing has
+	// changed.
+	Bind(pd PD, qpn verbs.QPN, b *Bind) bool
+}
+
+// Bind is what a BIND_MW work request asks for: that the memory window of RKey's upper 24
+// bits opens Length bytes at Addr of LKey's region for Access, to whoever knows RKey. A
+// Length of 0 takes back what the window opened.
+type Bind struct {
+	RKey, LKey uint32
+	Addr       uint64
+	Length     uint32
+	Access     verbs.Access
 }

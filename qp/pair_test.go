@@ -23,7 +23,10 @@ type region struct {
 }
 
 // testMem is registered memory for tests: a list of regions whose key is both L_Key and R_Key.
-type testMem struct{ regions []*region }
+type testMem struct {
+	regions []*region
+	binds   []Bind
+}
 
 func (m *testMem) add(pd PD, key uint32, base uint64, n int, access verbs.Access) *region {
 	r := &region{pd: pd, key: key, base: base, buf: make([]byte, n), access: access}
@@ -55,7 +58,7 @@ func (m *testMem) Local(pd PD, key uint32, addr uint64, n uint32, need verbs.Acc
 	return nil, verbs.LocProtErr
 }
 
-func (m *testMem) Remote(pd PD, key uint32, addr uint64, n uint32, need verbs.Access) ([]byte, verbs.WCStatus) {
+func (m *testMem) Remote(pd PD, _ verbs.QPN, key uint32, addr uint64, n uint32, need verbs.Access) ([]byte, verbs.WCStatus) {
 	if n == 0 {
 		return nil, verbs.WCSuccess
 	}
@@ -73,8 +76,8 @@ func (m *testMem) Placed(pd PD, key uint32) {
 	}
 }
 
-func (m *testMem) CompareSwap(pd PD, key uint32, addr, compare, swap uint64) (uint64, verbs.WCStatus) {
-	b, st := m.Remote(pd, key, addr, 8, verbs.RemoteAtomic)
+func (m *testMem) CompareSwap(pd PD, qpn verbs.QPN, key uint32, addr, compare, swap uint64) (uint64, verbs.WCStatus) {
+	b, st := m.Remote(pd, qpn, key, addr, 8, verbs.RemoteAtomic)
 	if st != verbs.WCSuccess {
 		return 0, st
 	}
@@ -85,8 +88,8 @@ func (m *testMem) CompareSwap(pd PD, key uint32, addr, compare, swap uint64) (ui
 	return old, verbs.WCSuccess
 }
 
-func (m *testMem) FetchAdd(pd PD, key uint32, addr, add uint64) (uint64, verbs.WCStatus) {
-	b, st := m.Remote(pd, key, addr, 8, verbs.RemoteAtomic)
+func (m *testMem) FetchAdd(pd PD, qpn verbs.QPN, key uint32, addr, add uint64) (uint64, verbs.WCStatus) {
+	b, st := m.Remote(pd, qpn, key, addr, 8, verbs.RemoteAtomic)
 	if st != verbs.WCSuccess {
 		return 0, st
 	}
@@ -95,7 +98,13 @@ func (m *testMem) FetchAdd(pd PD, key uint32, addr, add uint64) (uint64, verbs.W
 	return old, verbs.WCSuccess
 }
 
-func (m *testMem) Invalidate(pd PD, key uint32) bool {
+// Bind takes whatever names the window, and keeps what was asked.
+func (m *testMem) Bind(_ PD, _ verbs.QPN, b *Bind) bool {
+	m.binds = append(m.binds, *b)
+	return b.RKey>>8 == windowKey>>8
+}
+
+func (m *testMem) Invalidate(pd PD, _ verbs.QPN, key uint32) bool {
 	for _, r := range m.regions {
 		if r.key == key && r.pd == pd && !r.dead {
 			r.dead = true

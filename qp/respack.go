@@ -101,7 +101,7 @@ func (q *QP) handleRead(now verbs.Instant, p *roce.Packet) {
 		q.refuse(now, roce.NakInvReq, EvQPReqErr)
 		return
 	}
-	if _, st := q.env.Mem.Remote(q.pd, h.RKey, h.VA, h.DMALen, verbs.RemoteRead); st != verbs.WCSuccess {
+	if _, st := q.env.Mem.Remote(q.pd, q.num, h.RKey, h.VA, h.DMALen, verbs.RemoteRead); st != verbs.WCSuccess {
 		q.refuse(now, roce.NakRemAccess, EvQPAccessErr)
 		return
 	}
@@ -125,9 +125,9 @@ func (q *QP) handleAtomic(now verbs.Instant, p *roce.Packet) {
 	var old uint64
 	var st verbs.WCStatus
 	if p.Opcode == roce.RCCmpSwap {
-		old, st = q.env.Mem.CompareSwap(q.pd, h.RKey, h.VA, h.Compare, h.SwapAdd)
+		old, st = q.env.Mem.CompareSwap(q.pd, q.num, h.RKey, h.VA, h.Compare, h.SwapAdd)
 	} else {
-		old, st = q.env.Mem.FetchAdd(q.pd, h.RKey, h.VA, h.SwapAdd)
+		old, st = q.env.Mem.FetchAdd(q.pd, q.num, h.RKey, h.VA, h.SwapAdd)
 	}
 	if st != verbs.WCSuccess {
 		q.refuse(now, roce.NakRemAccess, EvQPAccessErr)
@@ -242,7 +242,7 @@ func (q *QP) answer(now verbs.Instant, out *Out) {
 	}
 	off := r.next << q.mtuShift
 	n := min(r.end-off, q.mtu)
-	b, st := q.env.Mem.Remote(q.pd, r.rkey, r.va+uint64(off), n, verbs.RemoteRead)
+	b, st := q.env.Mem.Remote(q.pd, q.num, r.rkey, r.va+uint64(off), n, verbs.RemoteRead)
 	if st != verbs.WCSuccess {
 		// The region went away under the READ.
 		seq := r.first + uint64(r.next)

@@ -198,7 +198,7 @@ func (q *QP) handleSend(now verbs.Instant, p *roce.Packet) {
 	wc := verbs.WC{Opcode: verbs.WCRecv, ByteLen: uint32(s.got)}
 	if p.Opcode.HasIETH() {
 		wc.Flags, wc.InvalidatedRKey = verbs.WithInv, p.InvRKey
-		if !q.env.Mem.Invalidate(q.pd, p.InvRKey) {
+		if !q.env.Mem.Invalidate(q.pd, q.num, p.InvRKey) {
 			// rxe's class J: the receive fails, the queue pair too, and no NAK is sent.
 			q.failRecv(pos, verbs.RemInvReqErr)
 			q.selfErr(now, EvQPAccessErr)
@@ -233,13 +233,13 @@ func (q *QP) handleWrite(now verbs.Instant, p *roce.Packet) {
 	}
 	if s.mode == betweenMessages && length > n {
 		// The whole range is checked before the first byte is placed.
-		if _, st := q.env.Mem.Remote(q.pd, rkey, va, length, verbs.RemoteWrite); st != verbs.WCSuccess {
+		if _, st := q.env.Mem.Remote(q.pd, q.num, rkey, va, length, verbs.RemoteWrite); st != verbs.WCSuccess {
 			q.refuse(now, roce.NakRemAccess, EvQPAccessErr)
 			return
 		}
 	}
 	if n > 0 {
-		b, st := q.env.Mem.Remote(q.pd, rkey, va+uint64(got), n, verbs.RemoteWrite)
+		b, st := q.env.Mem.Remote(q.pd, q.num, rkey, va+uint64(got), n, verbs.RemoteWrite)
 		if st != verbs.WCSuccess {
 			q.refuseWrite(now, p)
 			return

@@ -199,7 +199,7 @@ func (s *scenario) do(w []string) {
 	case "kill":
 		n := s.node(w[1])
 		key := s.num(args{"k": w[2]}, "k", 0, 16)
-		if !n.mem.Invalidate(testPD, uint32(key)) {
+		if !n.mem.Invalidate(testPD, n.q.Num(), uint32(key)) {
 			s.fail("no such key")
 		}
 	case "show":

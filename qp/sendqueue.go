@@ -14,7 +14,7 @@ type SendWQE struct {
 	Swap       uint64
 	// Length is the message's length in bytes, at most verbs.MaxMessage.
 	Length uint32
-	// RKey is the target's key, or the key to invalidate.
+	// RKey is the target's key, the key to invalidate or the one to bind.
 	RKey    uint32
 	ImmData uint32
 	// AH, RemoteQPN and RemoteQKey address a UD message.
@@ -23,6 +23,7 @@ type SendWQE struct {
 	RemoteQKey uint32
 	Opcode     verbs.Opcode
 	Flags      verbs.SendFlags
+	BindAccess verbs.Access
 	// NumSGE is the number of SGEs; 0 with Inline set in Flags: the data is in the slot.
 	NumSGE uint8
 }
@@ -162,10 +163,15 @@ func (q *SendQueue) check(wr *verbs.SendWR) error {
 		if n != 8 || len(wr.SGList) != 1 {
 			return verbs.ErrBadWR
 		}
-	case verbs.LocalInv, verbs.BindMW:
+	case verbs.LocalInv:
 		if n != 0 {
 			return verbs.ErrBadWR
 		}
+	case verbs.BindMW:
+		if len(wr.SGList) > 1 || wr.InlineData != nil || wr.Flags&verbs.Inline != 0 || n > 1<<32-1 {
+			return verbs.ErrBadWR
+		}
+		return nil
 	}
 	if q.datagrams && (wr.AH == 0 || wr.RemoteQPN > verbs.QPNMask) {
 		return verbs.ErrBadWR
@@ -210,6 +216,7 @@ func (q *SendQueue) write(pos uint64, wr *verbs.SendWR) {
 	}
 	w.AH, w.RemoteQPN, w.RemoteQKey = wr.AH, wr.RemoteQPN, wr.RemoteQKey
 	w.Opcode, w.Flags, w.NumSGE = wr.Opcode, wr.Flags, uint8(len(wr.SGList))
+	w.BindAccess = wr.BindAccess
 	if q.sigAll {
 		w.Flags |= verbs.Signaled
 	}

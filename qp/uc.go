@@ -141,7 +141,7 @@ func (q *QP) takeUCWrite(now verbs.Instant, p *roce.Packet) {
 			return
 		}
 		// The whole range is checked before the first byte is placed.
-		if _, st := q.env.Mem.Remote(q.pd, h.RKey, h.VA, h.DMALen, verbs.RemoteWrite); st != verbs.WCSuccess {
+		if _, st := q.env.Mem.Remote(q.pd, q.num, h.RKey, h.VA, h.DMALen, verbs.RemoteWrite); st != verbs.WCSuccess {
 			q.abandon(&c.DroppedAccess)
 			return
 		}
@@ -158,7 +158,7 @@ func (q *QP) takeUCWrite(now verbs.Instant, p *roce.Packet) {
 		q.abandon(&c.DroppedNoRecv)
 		return
 	}
-	b, st := q.env.Mem.Remote(q.pd, s.rkey, s.va+s.got, n, verbs.RemoteWrite)
+	b, st := q.env.Mem.Remote(q.pd, q.num, s.rkey, s.va+s.got, n, verbs.RemoteWrite)
 	if st != verbs.WCSuccess {
 		q.abandon(&c.DroppedAccess)
 		return

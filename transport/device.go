@@ -220,10 +220,11 @@ func (d *Device) handBack() {
 	}
 }
 
-// barrier returns when every wire has passed a step that began after the call.
+// barrier returns when no wire holds anything of memory that was looked up before the call.
 func (d *Device) barrier() {
 	for _, p := range d.ports {
-		_ = p.do(func() error { return nil }) // a closed wire makes no steps
+		// A closed wire makes no steps.
+		_ = p.do(func() error { p.wire.Quiesce(d.now()); return nil })
 	}
 }
 

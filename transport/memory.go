@@ -1,7 +1,9 @@
 package transport
 
 import (
+	"errors"
 	"fmt"
+	"sync/atomic"
 
 	"github.com/doorbell-rdma/doorbell/internal/mr"
 	"github.com/doorbell-rdma/doorbell/qp"
@@ -45,36 +47,41 @@ func (pd *PD) RegisterMR(buf []byte, access verbs.Access) (*MR, error) {
 	}
 	r, err := d.mrs.Register(pd.num, buf, access)
 	if err != nil {
-		return nil, fmt.Errorf("transport: register: %w", err)
+		return nil, memoryError("register", err)
 	}
-	return &MR{dev: d, r: r}, nil
+	m := &MR{dev: d}
+	m.r.Store(r)
+	return m, nil
 }
 
 // MR is a memory region: a buffer with a key and addresses that peers can be told. All
 // methods may be called by any goroutine.
 type MR struct {
 	dev *Device
-	r   *mr.Region
+	r   atomic.Pointer[mr.Region] // replaced by Rereg, under the device's mu
 }
 
+func (m *MR) region() *mr.Region { return m.r.Load() }
+
 // Bytes returns the registered buffer.
-func (m *MR) Bytes() []byte { return m.r.Bytes() }
+func (m *MR) Bytes() []byte { return m.region().Bytes() }
 
 // Addr returns the address of the buffer's first byte in the device's address space. It is
 // not a pointer: it is random, and congruent to the buffer's own address modulo 4096.
-func (m *MR) Addr() uint64 { return m.r.Addr() }
+func (m *MR) Addr() uint64 { return m.region().Addr() }
 
 // LKey returns the key for SGEs.
-func (m *MR) LKey() uint32 { return m.r.Key() }
+func (m *MR) LKey() uint32 { return m.region().Key() }
 
 // RKey returns the key for peers.
-func (m *MR) RKey() uint32 { return m.r.Key() }
+func (m *MR) RKey() uint32 { return m.region().Key() }
 
 // SGE returns a scatter/gather entry for n bytes from offset off. It panics when they are
 // not inside the region, as slicing would.
 func (m *MR) SGE(off, n int) verbs.SGE {
-	_ = m.r.Bytes()[off : off+n]
-	return verbs.SGE{Addr: m.r.Addr() + uint64(off), Length: uint32(n), LKey: m.r.Key()}
+	r := m.region()
+	_ = r.Bytes()[off : off+n]
+	return verbs.SGE{Addr: r.Addr() + uint64(off), Length: uint32(n), LKey: r.Key()}
 }
 
 // SGL returns a list with the one entry that SGE returns.
@@ -82,7 +89,8 @@ func (m *MR) SGL(off, n int) []verbs.SGE { return []verbs.SGE{m.SGE(off, n)} }
 
 // Remote returns what a peer must know to reach the region.
 func (m *MR) Remote() verbs.RemoteMR {
-	return verbs.RemoteMR{Addr: m.r.Addr(), RKey: m.r.Key(), Length: uint32(len(m.r.Bytes()))}
+	r := m.region()
+	return verbs.RemoteMR{Addr: r.Addr(), RKey: r.Key(), Length: uint32(len(r.Bytes()))}
 }
 
 // Placed returns how many RDMA WRITEs of peers into the region are complete. It is how a
@@ -90,19 +98,69 @@ func (m *MR) Remote() verbs.RemoteMR {
 // also drives the device, as CQ.Poll does: a program that only looks at Placed makes progress.
 func (m *MR) Placed() uint64 {
 	m.dev.drive()
-	return m.r.Placed()
+	return m.region().Placed()
 }
 
-// Close ends the region. When it returns nothing reads or writes the buffer any more; a
-// posted request that still names it completes with LOC_PROT_ERR.
-func (m *MR) Close() error {
+// Rereg changes what the region allows and, when pd is not nil, its protection domain. The
+// buffer, its addresses and the upper 24 bits of the key stay; the low 8 change, so that who
+// has the old key reaches nothing any more once Rereg has returned: neither peers nor
+// requests posted before, which complete with LOC_PROT_ERR. When it fails nothing has
+// changed: ErrInUse while memory windows are bound to the region, ErrClosed, and the errors
+// of RegisterMR.
+func (m *MR) Rereg(pd *PD, access verbs.Access) error {
 	d := m.dev
+	if pd != nil && pd.dev != d {
+		return errors.New("transport: reregister: the protection domain is another device's")
+	}
 	d.mu.Lock()
-	ok := d.mrs.Close(m.r)
+	old := m.region()
+	num := old.PD()
+	if pd != nil {
+		num = pd.num
+	}
+	r, err := d.mrs.Reregister(old, num, access)
+	if err == nil {
+		m.r.Store(r)
+	}
 	d.mu.Unlock()
-	if !ok {
-		return ErrClosed
+	if err != nil {
+		return memoryError("reregister", err)
 	}
 	d.barrier()
 	return nil
+}
+
+// Close ends the region. When it returns nothing reads or writes the buffer any more; a
+// posted request that still names it completes with LOC_PROT_ERR, a peer's with
+// REM_ACCESS_ERR. It fails with ErrInUse while memory windows are bound to the region.
+func (m *MR) Close() error {
+	d := m.dev
+	d.mu.Lock()
+	err := d.mrs.Close(m.region())
+	d.mu.Unlock()
+	if err != nil {
+		return memoryError("close", err)
+	}
+	d.barrier()
+	return nil
+}
+
+func memoryError(what string, err error) error {
+	switch {
+	case errors.Is(err, mr.ErrClosed):
+		return ErrClosed
+	case errors.Is(err, mr.ErrBound):
+		return fmt.Errorf("transport: %s: memory windows are bound to the region: %w", what, ErrInUse)
+	}
+	return fmt.Errorf("transport: %s: %w", what, err)
+}
+
+// unbind closes the memory windows that were bound on a queue pair that has ended.
+func (d *Device) unbind(n verbs.QPN) {
+	if d.mrs.Bound() == 0 {
+		return
+	}
+	d.mu.Lock()
+	d.mrs.UnbindAll(n)
+	d.mu.Unlock()
 }

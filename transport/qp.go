@@ -213,6 +213,7 @@ func (q *QP) Close() error {
 		q.port.wire.DestroyQP(now, q.wq)
 		return nil
 	})
+	q.dev.unbind(q.Num())
 	q.link.end(ErrClosed)
 	q.releaseCQs()
 	if errors.Is(err, ErrClosed) {

@@ -29,9 +29,13 @@ type SendWR struct {
 	ImmData uint32
 	// InvalidateRKey is the peer's R_Key (SendWithInv) or our own key (LocalInv).
 	InvalidateRKey uint32
-	// RemoteAddr and RKey are the target of WRITE, READ and atomics.
+	// RemoteAddr and RKey are the target of WRITE, READ and atomics. For BindMW RKey is the
+	// key that the memory window gets: its upper 24 bits name the window, the low 8 are free
+	// to choose. What it opens is the one entry of SGList; none, or one of length 0, closes it.
 	RemoteAddr uint64
 	RKey       uint32
+	// BindAccess is what BindMW lets the peer do: RemoteWrite, RemoteRead, RemoteAtomic.
+	BindAccess Access
 	// CompareAdd is the value compared (CmpAndSwp) or added (FetchAdd).
 	CompareAdd uint64
 	// Swap is stored by CmpAndSwp when the comparison holds.

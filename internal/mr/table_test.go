@@ -46,7 +46,7 @@ func TestRangesNeverLeaveTheRegion(t *testing.T) {
 		{"wraps 2^64", ^uint64(0) - 3, 8, false},
 		{"zero length anywhere", 0xdead, 0, true},
 	} {
-		b, st := tab.Remote(1, r.Key(), tc.addr, tc.n, verbs.RemoteWrite)
+		b, st := tab.Remote(1, 9, r.Key(), tc.addr, tc.n, verbs.RemoteWrite)
 		if got := st == verbs.WCSuccess; got != tc.ok || got && len(b) != int(tc.n) {
 			t.Errorf("%s: %v with %d bytes, want ok=%v", tc.name, st, len(b), tc.ok)
 		}
@@ -54,7 +54,7 @@ func TestRangesNeverLeaveTheRegion(t *testing.T) {
 			t.Errorf("%s: status %v, want REM_ACCESS_ERR", tc.name, st)
 		}
 	}
-	if b, _ := tab.Remote(1, r.Key(), base+10, 5, verbs.RemoteRead); cap(b) != 5 {
+	if b, _ := tab.Remote(1, 9, r.Key(), base+10, 5, verbs.RemoteRead); cap(b) != 5 {
 		t.Errorf("capacity %d reaches beyond what was asked for", cap(b))
 	}
 }
@@ -62,7 +62,7 @@ func TestRangesNeverLeaveTheRegion(t *testing.T) {
 func TestKeysRightsAndDomains(t *testing.T) {
 	tab := newTable(2)
 	ro := register(t, tab, 1, 64, verbs.RemoteRead)
-	if _, st := tab.Remote(1, ro.Key(), ro.Addr(), 8, verbs.RemoteWrite); st != verbs.RemAccessErr {
+	if _, st := tab.Remote(1, 9, ro.Key(), ro.Addr(), 8, verbs.RemoteWrite); st != verbs.RemAccessErr {
 		t.Errorf("write to a read-only region: %v", st)
 	}
 	if _, st := tab.Local(1, ro.Key(), ro.Addr(), 8, verbs.LocalWrite); st != verbs.LocProtErr {
@@ -83,7 +83,7 @@ func TestKeysRightsAndDomains(t *testing.T) {
 	if !tab.InUse(1) || tab.InUse(2) {
 		t.Error("InUse is wrong")
 	}
-	if !tab.Close(ro) || tab.Close(ro) {
+	if tab.Close(ro) != nil || !errors.Is(tab.Close(ro), ErrClosed) {
 		t.Error("Close must succeed once")
 	}
 	if _, st := tab.Local(1, ro.Key(), ro.Addr(), 8, 0); st != verbs.LocProtErr {
@@ -113,26 +113,26 @@ func TestAtomics(t *testing.T) {
 	tab := newTable(4)
 	r := register(t, tab, 1, 32, all)
 	binary.NativeEndian.PutUint64(r.Bytes()[8:], 10)
-	if old, st := tab.FetchAdd(1, r.Key(), r.Addr()+8, 5); old != 10 || st != verbs.WCSuccess {
+	if old, st := tab.FetchAdd(1, 9, r.Key(), r.Addr()+8, 5); old != 10 || st != verbs.WCSuccess {
 		t.Errorf("fetch-add: %d, %v", old, st)
 	}
-	if old, _ := tab.CompareSwap(1, r.Key(), r.Addr()+8, 14, 1); old != 15 {
+	if old, _ := tab.CompareSwap(1, 9, r.Key(), r.Addr()+8, 14, 1); old != 15 {
 		t.Errorf("compare-swap that fails returns %d", old)
 	}
-	if old, _ := tab.CompareSwap(1, r.Key(), r.Addr()+8, 15, 99); old != 15 {
+	if old, _ := tab.CompareSwap(1, 9, r.Key(), r.Addr()+8, 15, 99); old != 15 {
 		t.Errorf("compare-swap returns %d", old)
 	}
 	if got := binary.NativeEndian.Uint64(r.Bytes()[8:]); got != 99 {
 		t.Errorf("memory holds %d", got)
 	}
-	if _, st := tab.FetchAdd(1, r.Key(), r.Addr()+4, 1); st != verbs.RemInvReqErr {
+	if _, st := tab.FetchAdd(1, 9, r.Key(), r.Addr()+4, 1); st != verbs.RemInvReqErr {
 		t.Errorf("unaligned: %v", st)
 	}
-	if _, st := tab.FetchAdd(1, r.Key(), r.Addr()+32, 1); st != verbs.RemAccessErr {
+	if _, st := tab.FetchAdd(1, 9, r.Key(), r.Addr()+32, 1); st != verbs.RemAccessErr {
 		t.Errorf("outside: %v", st)
 	}
 	ro := register(t, tab, 1, 32, verbs.LocalWrite|verbs.RemoteWrite)
-	if _, st := tab.CompareSwap(1, ro.Key(), ro.Addr(), 0, 1); st != verbs.RemAccessErr {
+	if _, st := tab.CompareSwap(1, 9, ro.Key(), ro.Addr(), 0, 1); st != verbs.RemAccessErr {
 		t.Errorf("no atomic right: %v", st)
 	}
 }
@@ -151,8 +151,8 @@ func TestChurn(t *testing.T) {
 			live[r.Key()] = r
 		} else {
 			for k, r := range live {
-				if !tab.Close(r) {
-					t.Fatalf("seed %d, step %d: region lost", seed, i)
+				if err := tab.Close(r); err != nil {
+					t.Fatalf("seed %d, step %d: region lost: %v", seed, i, err)
 				}
 				delete(live, k)
 				break
@@ -194,7 +194,9 @@ func TestLookupsDuringChurn(t *testing.T) {
 		})
 	}
 	for range 5000 {
-		tab.Close(register(t, tab, 1, 16, all))
+		if err := tab.Close(register(t, tab, 1, 16, all)); err != nil {
+			t.Fatal(err)
+		}
 	}
 	close(stop)
 	wg.Wait()

@@ -2,6 +2,7 @@ package netsim
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"testing"
 	"time"
@@ -135,8 +136,9 @@ func (o *opening) finish() {
 	o.a.Wire.DestroyQP(now, o.aq)
 	o.net.Run(2*time.Second, nil)
 	o.b.Wire.DestroyQP(o.net.Now(), o.bq)
-	o.a.MRs.Close(o.aMR)
-	o.b.MRs.Close(o.bMR)
+	if err := errors.Join(o.a.MRs.Close(o.aMR), o.b.MRs.Close(o.bMR)); err != nil {
+		o.t.Fatal(err)
+	}
 	if n := o.a.Wire.Conns() + o.b.Wire.Conns() - o.conns; n != 0 {
 		o.t.Fatalf("%d connections left after both ends closed", n)
 	}

@@ -274,6 +274,19 @@ func (t *transmitter) flush(now verbs.Instant) bool {
 	return true
 }
 
+// Quiesce lets go of all registered memory. Between steps the wire holds some only while the
+// link is blocked: then what waits is offered once more and the rest dropped, as a network
+// may; what must arrive is sent again.
+func (w *Wire) Quiesce(now verbs.Instant) {
+	t := &w.tx
+	if t.flush(now) {
+		return
+	}
+	w.Counters.DropBlocked.Add(uint64(len(t.msgs) - t.first))
+	clear(t.pieces)
+	t.msgs, t.pieces, t.arena, t.first = t.msgs[:0], t.pieces[:0], t.arena[:0], 0
+}
+
 // sendMAD adds the management datagram in w.mad to the batch.
 func (w *Wire) sendMAD(now verbs.Instant) {
 	t := &w.tx

@@ -75,6 +75,9 @@ type Counters struct {
 	SolvedIDs, FarIDs atomic.Uint64
 	// SendBlocked counts how often the link took less than was offered.
 	SendBlocked atomic.Uint64
+	// DropBlocked counts trains dropped because memory in them was to be let go of while the
+	// link was blocked.
+	DropBlocked atomic.Uint64
 	Steps       atomic.Uint64
 }
 
