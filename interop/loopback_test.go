@@ -111,9 +111,10 @@ func TestPingpong(t *testing.T) {
 	a, b := pair(t)
 	ln, addr := listenTCP(t)
 	for _, o := range []Pingpong{
-		{Size: 1, Count: 3, MTU: verbs.MTU256},
-		{Size: 4096, Count: 20, MTU: verbs.MTU1024},
-		{Size: 20000, Count: 20, MTU: verbs.MTU4096},
+		{Type: verbs.RC, Size: 1, Count: 3, MTU: verbs.MTU256},
+		{Type: verbs.RC, Size: 4096, Count: 20, MTU: verbs.MTU1024},
+		{Type: verbs.RC, Size: 20000, Count: 20, MTU: verbs.MTU4096},
+		{Type: verbs.UC, Size: 20000, Count: 20, MTU: verbs.MTU1024},
 	} {
 		converse(t, func(ctx context.Context) error {
 			return PingpongClient(ctx, a, addr, o)

@@ -179,7 +179,7 @@ func (p *perftest) overTCP(ctx context.Context, c net.Conn) error {
 	if err != nil {
 		return err
 	}
-	q, err := newRaw(p.dev, p.caps(), verbs.RemoteWrite|verbs.RemoteRead|verbs.RemoteAtomic)
+	q, err := newRaw(p.dev, verbs.RC, p.caps(), verbs.RemoteWrite|verbs.RemoteRead|verbs.RemoteAtomic)
 	if err != nil {
 		return err
 	}

@@ -18,8 +18,11 @@ import (
 // PingpongPort is the default TCP port of the ibv_*_pingpong programs.
 const PingpongPort = 18515
 
-// Pingpong says what an ibv_rc_pingpong does. Both ends must be told the same.
+// Pingpong says what an ibv_rc_pingpong or ibv_uc_pingpong does. Both ends must be told the
+// same.
 type Pingpong struct {
+	// Type is verbs.RC or verbs.UC. Over UC a lost message leaves both waiting for ever.
+	Type  verbs.QPType
 	Size  int // of a message in bytes (-s)
 	Count int // of messages each way (-n)
 	MTU   verbs.MTU
@@ -54,7 +57,7 @@ func (o Pingpong) open(dev *transport.Device) (*pingpong, error) {
 			p.out.Bytes()[i] = 0x7b
 		}
 	}
-	if p.qp, err = newRaw(dev, verbs.QPCap{MaxSendWR: 4, MaxRecvWR: depth}, 0); err != nil {
+	if p.qp, err = newRaw(dev, o.Type, verbs.QPCap{MaxSendWR: 4, MaxRecvWR: depth}, 0); err != nil {
 		p.close()
 		return nil, err
 	}
@@ -150,7 +153,7 @@ func (p *pingpong) take(ctx context.Context, n int) error {
 	return p.qp.PostRecv(p.recv())
 }
 
-// PingpongClient is "ibv_rc_pingpong -c HOST". server is the other end's TCP address.
+// PingpongClient is "ibv_rc_pingpong -c HOST", or ibv_uc_pingpong. server is the other end's TCP address.
 func PingpongClient(ctx context.Context, dev *transport.Device, server netip.AddrPort, o Pingpong) error {
 	p, err := o.open(dev)
 	if err != nil {
@@ -180,7 +183,7 @@ func PingpongClient(ctx context.Context, dev *transport.Device, server netip.Add
 	return p.play(ctx, true)
 }
 
-// PingpongServer is "ibv_rc_pingpong -c" for one client, who is expected at ln.
+// PingpongServer is "ibv_rc_pingpong -c", or ibv_uc_pingpong, for one client, who is expected at ln.
 func PingpongServer(ctx context.Context, dev *transport.Device, ln net.Listener, o Pingpong) error {
 	p, err := o.open(dev)
 	if err != nil {

@@ -25,22 +25,23 @@ type end struct {
 // rawQP is a queue pair that the program drives itself.
 type rawQP struct {
 	endpoint
+	typ verbs.QPType
 	cq  *transport.CQ
 	own end
 }
 
 // newRaw makes a queue pair in INIT and the end to tell the peer about.
-func newRaw(dev *transport.Device, size verbs.QPCap, access verbs.Access) (*rawQP, error) {
+func newRaw(dev *transport.Device, typ verbs.QPType, size verbs.QPCap, access verbs.Access) (*rawQP, error) {
 	cq, err := dev.CreateCQ(size.MaxSendWR + size.MaxRecvWR)
 	if err != nil {
 		return nil, err
 	}
-	qp, err := dev.PD().CreateQP(transport.QPConfig{SendCQ: cq, RecvCQ: cq, Cap: size})
+	qp, err := dev.PD().CreateQP(transport.QPConfig{Type: typ, SendCQ: cq, RecvCQ: cq, Cap: size})
 	if err != nil {
 		_ = cq.Close() // nothing uses it
 		return nil, err
 	}
-	q := &rawQP{endpoint: endpoint{QP: qp}, cq: cq}
+	q := &rawQP{endpoint: endpoint{QP: qp}, typ: typ, cq: cq}
 	err = qp.Modify(verbs.QPAttr{
 		Mask:  verbs.AttrState | verbs.AttrPKeyIndex | verbs.AttrPort | verbs.AttrAccessFlags,
 		State: verbs.QPInit, Port: 1, AccessFlags: access,
@@ -63,22 +64,35 @@ func (q *rawQP) close() {
 // connect moves the queue pair to RTS, with the attributes that ibv_rc_pingpong and perftest
 // use. Both must have the same path MTU.
 func (q *rawQP) connect(peer end, mtu verbs.MTU) error {
-	err := q.Modify(verbs.QPAttr{
-		Mask: verbs.AttrState | verbs.AttrAV | verbs.AttrPathMTU | verbs.AttrDestQPN | verbs.AttrRQPSN |
-			verbs.AttrMaxDestRdAtomic | verbs.AttrMinRNRTimer,
+	if err := q.toRTR(peer, mtu); err != nil {
+		return err
+	}
+	return q.toRTS(peer)
+}
+
+func (q *rawQP) toRTR(peer end, mtu verbs.MTU) error {
+	a := verbs.QPAttr{
+		Mask:  verbs.AttrState | verbs.AttrAV | verbs.AttrPathMTU | verbs.AttrDestQPN | verbs.AttrRQPSN,
 		State: verbs.QPRTR, AV: verbs.AV{Remote: netip.AddrPortFrom(peer.gid.Unmap(), transport.Port), Local: q.own.gid},
-		PathMTU: mtu, DestQPN: peer.qpn, RQPSN: peer.psn, MaxDestRdAtomic: uint8(q.own.reads), MinRNRTimer: 12,
-	})
-	if err != nil {
+		PathMTU: mtu, DestQPN: peer.qpn, RQPSN: peer.psn,
+	}
+	if q.typ == verbs.RC {
+		a.Mask |= verbs.AttrMaxDestRdAtomic | verbs.AttrMinRNRTimer
+		a.MaxDestRdAtomic, a.MinRNRTimer = uint8(q.own.reads), 12
+	}
+	if err := q.Modify(a); err != nil {
 		return fmt.Errorf("to RTR: %w", err)
 	}
-	err = q.Modify(verbs.QPAttr{
-		Mask: verbs.AttrState | verbs.AttrTimeout | verbs.AttrRetryCnt | verbs.AttrRNRRetry | verbs.AttrSQPSN |
-			verbs.AttrMaxQPRdAtomic,
-		State: verbs.QPRTS, Timeout: 14, RetryCnt: 7, RNRRetry: 7, SQPSN: q.own.psn,
-		MaxQPRdAtomic: uint8(min(peer.reads, 128)),
-	})
-	if err != nil {
+	return nil
+}
+
+func (q *rawQP) toRTS(peer end) error {
+	a := verbs.QPAttr{Mask: verbs.AttrState | verbs.AttrSQPSN, State: verbs.QPRTS, SQPSN: q.own.psn}
+	if q.typ == verbs.RC {
+		a.Mask |= verbs.AttrTimeout | verbs.AttrRetryCnt | verbs.AttrRNRRetry | verbs.AttrMaxQPRdAtomic
+		a.Timeout, a.RetryCnt, a.RNRRetry, a.MaxQPRdAtomic = 14, 7, 7, uint8(min(peer.reads, 128))
+	}
+	if err := q.Modify(a); err != nil {
 		return fmt.Errorf("to RTS: %w", err)
 	}
 	return nil

@@ -42,6 +42,11 @@ func RDMAServer(ctx context.Context, dev *transport.Device, ln *transport.Listen
 	if err != nil {
 		return 0, err
 	}
+	return rdmaServe(ctx, dev, req, mtu)
+}
+
+// rdmaServe is RDMAServer for a request that has come.
+func rdmaServe(ctx context.Context, dev *transport.Device, req *transport.ConnRequest, mtu verbs.MTU) (deferred uint64, err error) {
 	buf, err := dev.PD().RegisterMR(make([]byte, rdmaMessage), verbs.LocalWrite)
 	if err != nil {
 		return 0, err

@@ -72,6 +72,7 @@ func TestMain(m *testing.M) {
 
 // outside prepares what needs the outer network and runs the tests inside.
 func outside() int {
+	_ = os.Remove(tableFile) // the last run's
 	if os.Getuid() != 0 {
 		fmt.Println("interop: skipped: needs root, for a network namespace and a tap device")
 		return 0
@@ -123,7 +124,7 @@ func prepare() error {
 		return fmt.Errorf("go build ./guest: %w: %s", err, out)
 	}
 	files := map[string]string{"init": filepath.Join(work, "init")}
-	sources, err := filepath.Glob("guest/*.c")
+	sources, err := filepath.Glob("testdata/*.c")
 	if err != nil {
 		return err
 	}

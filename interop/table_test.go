@@ -50,6 +50,8 @@ type tool struct {
 	exchange bool
 	// missing names what the engine lacks. Once it is there the row fails until it is written.
 	missing feature
+	// unreliable says that a lost packet ends the conversation for good.
+	unreliable bool
 	// kinds are the kinds of packets in losses that it uses beside ACK.
 	kinds string
 }
@@ -60,29 +62,16 @@ type feature struct {
 	there func(dev *transport.Device) bool
 }
 
-func offers(typ verbs.QPType) func(dev *transport.Device) bool {
+// has says whether the device, or its domain, has a method of the name.
+func has(name string) func(dev *transport.Device) bool {
 	return func(dev *transport.Device) bool {
-		cq, err := dev.CreateCQ(16)
-		if err != nil {
-			return true // let the row say what is wrong
-		}
-		defer cq.Close()
-		qp, err := dev.PD().CreateQP(transport.QPConfig{Type: typ, SendCQ: cq, RecvCQ: cq})
-		if err != nil {
-			return false
-		}
-		_ = qp.Close()
-		return true
+		return reflect.ValueOf(dev).MethodByName(name).IsValid() || reflect.ValueOf(dev.PD()).MethodByName(name).IsValid()
 	}
 }
 
 var (
-	needsUC  = feature{"unreliable connections", offers(verbs.UC)}
-	needsUD  = feature{"datagrams", offers(verbs.UD)}
-	needsSRQ = feature{"shared receive queues", func(dev *transport.Device) bool {
-		_, ok := reflect.TypeFor[*transport.PD]().MethodByName("CreateSRQ")
-		return ok
-	}}
+	needsUD  = feature{"address handles for datagrams", has("CreateAH")}
+	needsSRQ = feature{"shared receive queues", has("CreateSRQ")}
 )
 
 // tools are the rows of the table.
@@ -91,7 +80,8 @@ func tools() []tool {
 		{name: "rping", active: rpingActive, passive: rpingPassive, kinds: "CM SEND READ"},
 		{name: "rdma_client and rdma_server", active: rdmaActive, passive: rdmaPassive, kinds: "CM SEND"},
 		{name: "ucmatose", active: ucmatoseActive, passive: ucmatosePassive, kinds: "CM SEND"},
-		{name: "ibv_rc_pingpong", active: pingpongActive, passive: pingpongPassive, exchange: true, kinds: "SEND"},
+		{name: "ibv_rc_pingpong", active: pingpongActive(verbs.RC), passive: pingpongPassive(verbs.RC), exchange: true, kinds: "SEND"},
+		{name: "ibv_uc_pingpong", active: pingpongActive(verbs.UC), passive: pingpongPassive(verbs.UC), exchange: true, unreliable: true},
 	}
 	for _, test := range []string{"send_bw", "send_lat", "write_bw", "write_lat", "read_bw", "read_lat", "atomic_bw", "atomic_lat"} {
 		kind := map[string]string{"send": "SEND", "write": "", "read": "READ", "atomic": "atomic"}[Perftest{Test: test}.verb()]
@@ -108,7 +98,6 @@ func tools() []tool {
 	swap := Perftest{Test: "atomic_bw", Count: 300, CM: true, Swap: true}
 	return append(rows,
 		tool{name: "ib_atomic_bw -R -A CMP_AND_SWAP", active: swap.active, passive: swap.passive, v4: "perftest 6.06 resolves IPv4 addresses only", kinds: "CM SEND atomic"},
-		tool{name: "ibv_uc_pingpong", missing: needsUC},
 		tool{name: "ibv_ud_pingpong", missing: needsUD},
 		tool{name: "ibv_srq_pingpong", missing: needsSRQ},
 		tool{name: "udaddy", missing: needsUD},
@@ -118,6 +107,9 @@ func tools() []tool {
 
 // uses says whether a kind of packet occurs in the tool's conversation.
 func (l tool) uses(kind string) bool {
+	if l.unreliable {
+		return false
+	}
 	switch kind {
 	case "0.5%", "ACK":
 		return true
@@ -143,12 +135,14 @@ func TestTools(t *testing.T) {
 				if l.missing.there(dev) {
 					t.Fatalf("Doorbell has %s now: write the two ends", l.missing.name)
 				}
+				note(l.name, "", "", "", "not built yet: needs "+l.missing.name)
 				t.Skipf("not built yet: needs %s", l.missing.name)
 			}
 			for _, side := range []string{"active", "passive"} {
 				for _, ip := range []string{"IPv4", "IPv6"} {
 					t.Run(side+"/"+ip, func(t *testing.T) {
 						if ip == "IPv6" && l.v4 != "" {
+							note(l.name, side, ip, "", "skipped: "+l.v4)
 							t.Skip(l.v4)
 						}
 						l.column(t, side, ip)
@@ -195,13 +189,27 @@ func open(t *testing.T, addr netip.Addr) *transport.Device {
 
 // row is one conversation.
 func (l tool) row(t *testing.T, side, ip string, mtu verbs.MTU, s loss) {
+	what := "path MTU " + mtu.String()
+	if s.name != "none" {
+		what += ", lost " + s.name
+	}
 	link := linkMTU[mtu]
 	if ip == "IPv6" && link < 1280 {
 		if side == "passive" && !l.exchange {
-			t.Skip("Linux takes the path MTU from the link, and IPv6 wants a link of at least 1280")
+			const why = "Linux takes the path MTU from the link, and IPv6 wants a link of at least 1280"
+			note(l.name, side, ip, what, "skipped: "+why)
+			t.Skip(why)
 		}
 		link = 1500
 	}
+	start := time.Now()
+	t.Cleanup(func() {
+		result := "pass"
+		if t.Failed() {
+			result = "FAIL"
+		}
+		note(l.name, side, ip, what, fmt.Sprintf("%s (%.1f s)", result, time.Since(start).Seconds()))
+	})
 	theRig.setMTU(t, link)
 	if s.name != "none" {
 		lose(t, s)
@@ -212,7 +220,6 @@ func (l tool) row(t *testing.T, side, ip string, mtu verbs.MTU, s loss) {
 	if side == "passive" {
 		talk = l.passive
 	}
-	start := time.Now()
 	if err := talk(e); err != nil {
 		t.Errorf("%v\ncounters: %v", err, counters(e.dev))
 	}
@@ -224,6 +231,19 @@ func (l tool) row(t *testing.T, side, ip string, mtu verbs.MTU, s loss) {
 	if n == 0 && s.random == 0 {
 		t.Errorf("no %s was lost, so this tested nothing", s.name)
 	}
+}
+
+// tableFile is where the results go, a line each.
+var tableFile = filepath.Join(cacheDir, "table")
+
+// note adds a line to the table.
+func note(tool, side, ip, what, result string) {
+	f, err := os.OpenFile(tableFile, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	if err != nil {
+		return // the tests say the same
+	}
+	defer f.Close()
+	fmt.Fprintf(f, "%-32s %-7s %-4s  %-34s %s\n", tool, side, ip, what, result)
 }
 
 // newEnv gives a test its device, its deadline, and a capture that is kept when it fails.
@@ -462,28 +482,33 @@ func (e *env) gid() int {
 	return gid6
 }
 
-func (e *env) pingpong() (Pingpong, string) {
-	o := Pingpong{Size: 10000, Count: 50, MTU: e.mtu}
-	return o, fmt.Sprintf("ibv_rc_pingpong -c -d rxe0 -g %d -s %d -n %d -m %d", e.gid(), o.Size, o.Count, e.mtu.Bytes())
+func (e *env) pingpong(typ verbs.QPType) (Pingpong, string) {
+	o := Pingpong{Type: typ, Size: 10000, Count: 50, MTU: e.mtu}
+	return o, fmt.Sprintf("ibv_%s_pingpong -c -d rxe0 -g %d -s %d -n %d -m %d",
+		strings.ToLower(typ.String()), e.gid(), o.Size, o.Count, e.mtu.Bytes())
 }
 
-func pingpongActive(e *env) error {
-	o, cmd := e.pingpong()
-	p, err := e.serve(cmd, PingpongPort, false)
-	if err != nil {
-		return err
+func pingpongActive(typ verbs.QPType) func(e *env) error {
+	return func(e *env) error {
+		o, cmd := e.pingpong(typ)
+		p, err := e.serve(cmd, PingpongPort, false)
+		if err != nil {
+			return err
+		}
+		return e.finish(PingpongClient(e.ctx, e.dev, netip.AddrPortFrom(guest4, PingpongPort), o), p, "iters in")
 	}
-	return e.finish(PingpongClient(e.ctx, e.dev, netip.AddrPortFrom(guest4, PingpongPort), o), p, "iters in")
 }
 
-func pingpongPassive(e *env) error {
-	ln := e.listenTCP(PingpongPort)
-	o, cmd := e.pingpong()
-	p, err := theRig.start(e.ctx, fmt.Sprintf("%s %v", cmd, host4))
-	if err != nil {
-		return err
+func pingpongPassive(typ verbs.QPType) func(e *env) error {
+	return func(e *env) error {
+		ln := e.listenTCP(PingpongPort)
+		o, cmd := e.pingpong(typ)
+		p, err := theRig.start(e.ctx, fmt.Sprintf("%s %v", cmd, host4))
+		if err != nil {
+			return err
+		}
+		return e.finish(PingpongServer(e.ctx, e.dev, ln, o), p, "iters in")
 	}
-	return e.finish(PingpongServer(e.ctx, e.dev, ln, o), p, "iters in")
 }
 
 func (o Perftest) command(e *env) string {
