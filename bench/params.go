@@ -170,7 +170,11 @@ func (p *Params) exclusive() bool {
 	return p.Test.Latency() || p.slots(p.RxDepth) == p.QPs*p.RxDepth
 }
 
-// memory is what one side allocates for messages, in bytes.
+// memory is what the server allocates for messages, in bytes.
 func (p *Params) memory() int64 {
-	return int64(p.Size) * int64(p.slots(p.TxDepth)+p.slots(p.RxDepth))
+	n := p.slots(p.RxDepth)
+	if p.Test.Latency() || p.Bidirectional {
+		n += p.slots(p.TxDepth)
+	}
+	return int64(p.Size) * int64(n)
 }

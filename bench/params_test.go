@@ -232,18 +232,19 @@ func TestLatencyRecorder(t *testing.T) {
 
 func TestMeter(t *testing.T) {
 	var m meter
-	m.begin(time.Second)
+	m.begin(time.Second, 2000)
 	if m.elapsed() != 1 || m.peakRate() != 0 {
 		t.Errorf("nothing: %+v", m)
 	}
 	m.add(time.Second+100*time.Microsecond, 1000) // a burst too short to be a peak
 	m.add(time.Second+2*time.Millisecond, 1000)   // a million a second
 	m.add(time.Second+4*time.Millisecond, 6000)   // three million a second
-	m.add(time.Second+10*time.Millisecond, 2000)
+	m.add(time.Second+6*time.Millisecond, 1999) // too few to be a peak
+	m.add(time.Second+10*time.Millisecond, 1)
 	if m.n != 10000 || m.elapsed() != 10*time.Millisecond || math.Abs(m.peakRate()-3e6) > 1 {
 		t.Errorf("%+v: peak %v", m, m.peakRate())
 	}
-	m.begin(0)
+	m.begin(0, 0)
 	m.add(100*time.Microsecond, 100) // as a whole too short
 	if math.Abs(m.peakRate()-1e6) > 1 {
 		t.Errorf("peak %v, want the average", m.peakRate())

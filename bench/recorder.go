@@ -62,22 +62,27 @@ type meter struct {
 	start, end time.Duration // of the session's clock
 	n          uint64
 
+	least  uint64 // messages that a peak is taken over
 	markAt time.Duration
 	markN  uint64
 	peak   float64 // messages per second
 }
 
-// stretch is the least a peak is taken over; a shorter one would measure how completions
-// bunch.
+// stretch is the least time that a peak is taken over.
 const stretch = time.Millisecond
 
-func (m *meter) begin(now time.Duration) { *m = meter{start: now, end: now, markAt: now} }
+// begin starts a measurement. A peak is taken over least messages or more, which should be
+// more than may be under way: else it tells how completions bunch, after the receiver or the
+// sender has not run for a while, and exceeds what anything can carry.
+func (m *meter) begin(now time.Duration, least uint64) {
+	*m = meter{start: now, end: now, least: least, markAt: now}
+}
 
 // add counts n messages that were complete at now.
 func (m *meter) add(now time.Duration, n uint64) {
 	m.n += n
 	m.end = now
-	if d := now - m.markAt; d >= stretch {
+	if d := now - m.markAt; d >= stretch && m.n-m.markN >= m.least {
 		m.peak = max(m.peak, float64(m.n-m.markN)/d.Seconds())
 		m.markAt, m.markN = now, m.n
 	}

@@ -13,8 +13,8 @@ type Result struct {
 	// Elapsed is the time from the client's first post to its last completion.
 	Elapsed time.Duration
 	// Peak and Average are bytes per second, Rate is messages per second; a bidirectional
-	// test adds up both directions. The peak is taken over a millisecond or more. All are 0
-	// in latency tests.
+	// test adds up both directions. The peak is the best stretch of at least a millisecond
+	// and twice the messages that may be under way. All are 0 in latency tests.
 	Peak, Average, Rate float64
 	// Latency is of half a round trip; zero in bandwidth tests.
 	Latency Latency

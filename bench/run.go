@@ -151,7 +151,7 @@ func (s *Session) follow(report func(Result)) error {
 func (s *Session) runPhase(report func(Result)) error {
 	ph := &s.phase
 	ph.clock = s.now()
-	ph.meter.begin(ph.clock)
+	ph.meter.begin(ph.clock, 2*uint64(s.p.window()*s.p.QPs))
 	var err error
 	switch {
 	case !s.p.Test.Latency():

@@ -400,7 +400,7 @@ func TestRefusals(t *testing.T) {
 		{"depth", func(h *hello) { h.TxDepth = 0 }, "tx depth is 0, want 1 to 16384"},
 		{"neither", func(h *hello) { h.Iters = 0 }, "one of iterations and duration must be given, not both"},
 		{"huge count", func(h *hello) { h.Iters = -1 }, "iterations is 9223372036854775807, want 0 to 10000000000"},
-		{"memory", func(h *hello) { h.Size = 8 << 20 }, "messages of this size take 16777216 bytes of buffers, above the server's limit of 4194304"},
+		{"memory", func(h *hello) { h.Size = 8 << 20 }, "messages of this size take 8388608 bytes of buffers, above the server's limit of 4194304"},
 		{"session", func(h *hello) { h.kind = helloData }, "no such session"},
 	} {
 		h := good()

@@ -243,7 +243,7 @@ func TestFailures(t *testing.T) {
 		{"serve --bind 127.3.20.2", "on loopback give each end an address"},
 		{"send_lat 127.3.20.2 --bind 127.3.20.1 -p 9", "refused: nobody listens on service port 9 of 127.3.20.2:4791; start perf serve there"},
 		{"send_lat ::1 --bind 127.3.20.1", "different IP versions"},
-		{"send_bw 127.3.20.2 --bind 127.3.20.1 -s 1000000", "the server refuses: messages of this size take 2000000 bytes"},
+		{"send_bw 127.3.20.2 --bind 127.3.20.1 -s 1048577", "the server refuses: messages of this size take 1048577 bytes"},
 		{"send_lat 127.3.20.2 --bind 127.3.20.1 --capture /nonexistent/x.pcap", "capture: open /nonexistent/x.pcap"},
 		{"send_lat 127.3.20.2 --bind 127.3.20.1 -n 5 --out_json_file /nonexistent/x.json", "open /nonexistent/x.json"},
 		{"dump /nonexistent", "no such file"},

@@ -47,7 +47,7 @@ func (a *app) sendBW() *cobra.Command {
 		Short: "Bandwidth and message rate of SEND",
 		Long: `Sends as many messages as the depths allow and reports how fast they complete.
 #iterations counts the messages of all QPs. -b adds up both directions. The peak
-is the best stretch of a millisecond or more.
+is the best stretch of at least a millisecond and twice the messages under way.
 Without HOST it serves one client with that client's options and exits.`,
 		Example: `  perf send_bw --bind 127.0.0.2
   perf send_bw 127.0.0.2 --bind 127.0.0.1 -s 65536 -D 3`,
