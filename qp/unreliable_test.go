@@ -604,3 +604,85 @@ func TestUnreliableLives(t *testing.T) {
 		t.Error("the second life's message changed")
 	}
 }
+
+// Packets that a peer should not send: their PSNs follow each other, but they do not make the
+// message they say they are. What is wrong is dropped, what begins anew is taken.
+func TestUCSequence(t *testing.T) {
+	const m = 1024
+	type pkt struct {
+		op     roce.Opcode
+		size   int
+		length uint32 // RETH
+	}
+	for _, tc := range []struct {
+		name string
+		in   []pkt
+		want []string // "length" of each completion
+	}{
+		{"first in mid-message", []pkt{{roce.UCSendFirst, m, 0}, {roce.UCSendFirst, m, 0}, {roce.UCSendLast, 5, 0}}, []string{"1029"}},
+		{"only in mid-message", []pkt{{roce.UCSendFirst, m, 0}, {roce.UCSendOnly, 9, 0}, {roce.UCSendLast, 5, 0}}, []string{"9"}},
+		{"WRITE in mid-SEND", []pkt{{roce.UCSendFirst, m, 0}, {roce.UCWriteOnly, 8, 8}, {roce.UCSendLast, 5, 0}}, nil},
+		{"WRITE's end in a SEND", []pkt{{roce.UCSendFirst, m, 0}, {roce.UCWriteLastImm, 8, 0}, {roce.UCSendLast, 5, 0}}, nil},
+		{"SEND's end in a WRITE", []pkt{{roce.UCWriteFirst, m, m + 8}, {roce.UCSendLast, 8, 0}, {roce.UCWriteLastImm, 8, 0}}, nil},
+		{"SEND in mid-WRITE", []pkt{{roce.UCWriteFirst, m, m + 8}, {roce.UCSendOnlyImm, 7, 0}, {roce.UCWriteLastImm, 8, 0}}, []string{"7"}},
+		{"WRITE ends early", []pkt{{roce.UCWriteFirst, m, 3 * m}, {roce.UCWriteLastImm, 8, 0}}, nil},
+		{"WRITE ends late", []pkt{{roce.UCWriteFirst, m, 2 * m}, {roce.UCWriteMiddle, m, 0}, {roce.UCWriteLastImm, 8, 0}}, nil},
+		{"WRITE with too much", []pkt{{roce.UCWriteFirst, m, m + 8}, {roce.UCWriteLastImm, 9, 0}}, nil},
+		{"WRITE only with too little", []pkt{{roce.UCWriteOnlyImm, 9, 10}}, nil},
+		{"WRITE beyond 2^31", []pkt{{roce.UCWriteFirst, m, 1<<31 + 1}, {roce.UCWriteLastImm, 9, 0}}, nil},
+		{"short first", []pkt{{roce.UCSendFirst, m - 4, 0}, {roce.UCSendLast, 8, 0}}, nil},
+		{"short middle", []pkt{{roce.UCSendFirst, m, 0}, {roce.UCSendMiddle, 4, 0}, {roce.UCSendLast, 8, 0}}, nil},
+		{"empty last", []pkt{{roce.UCSendFirst, m, 0}, {roce.UCSendLast, 0, 0}}, nil},
+		{"longer than the MTU", []pkt{{roce.UCSendOnly, m + 4, 0}}, nil},
+		{"good", []pkt{{roce.UCWriteFirst, m, m + 8}, {roce.UCWriteLastImm, 8, 0}, {roce.UCWriteOnlyImm, 0, 0}}, []string{"1032", "0"}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			p := newPair(t, uc(options{}))
+			for i := range 3 {
+				p.postRecv(p.b, uint64(i), i*8192, 8192)
+			}
+			raw := func(i int, in pkt) {
+				x := roce.Packet{
+					BTH:     roce.BTH{Opcode: in.op, DestQP: p.b.q.Num(), PSN: verbs.PSN(i), Pad: roce.PadCount(in.size)},
+					RETH:    roce.RETH{VA: remoteBase, RKey: remoteKey, DMALen: in.length},
+					Payload: make([]byte, in.size),
+				}
+				p.deliver(p.b, append(x.Append(nil), 0, 0, 0, 0))
+			}
+			for i, in := range tc.in {
+				raw(i, in)
+			}
+			raw(len(tc.in), pkt{roce.UCSendOnly, 77, 0}) // and life goes on
+			p.pump(p.b)
+			var got []string
+			for i, wc := range p.b.wcs {
+				if wc.WRID != uint64(i) || wc.Status != verbs.WCSuccess {
+					t.Errorf("completion %+v", wc)
+				}
+				got = append(got, fmt.Sprint(wc.ByteLen))
+			}
+			if want := append(tc.want, "77"); fmt.Sprint(got) != fmt.Sprint(want) {
+				t.Errorf("messages of %v bytes arrived, want %v", got, want)
+			}
+		})
+	}
+}
+
+// A datagram longer than the MTU is dropped, however long the receive.
+func TestUDTooLongToReceive(t *testing.T) {
+	p := newPair(t, ud(options{}))
+	p.postRecv(p.b, 7, 0, 8192)
+	for _, size := range []int{1028, 1024} {
+		x := roce.Packet{
+			BTH:     roce.BTH{Opcode: roce.UDSendOnly, DestQP: p.b.q.Num()},
+			DETH:    roce.DETH{QKey: 0x11111111, SrcQP: 5},
+			Payload: make([]byte, size),
+		}
+		p.deliver(p.b, append(x.Append(nil), 0, 0, 0, 0))
+	}
+	p.pump(p.b)
+	if n := p.b.env.Counters.DroppedLength.Load(); n != 1 {
+		t.Errorf("counted %d", n)
+	}
+	p.wantWCs(p.b, "7:RECV")
+}

@@ -36,6 +36,7 @@ type Conn struct {
 	id       cm.ConnID
 	w        *Wire
 	qp       *QP
+	typ      verbs.QPType
 	passive  bool
 	state    connState
 	startPSN verbs.PSN
@@ -57,6 +58,9 @@ const (
 
 // ID returns the local communication ID.
 func (c *Conn) ID() cm.ConnID { return c.id }
+
+// Type returns the service that the connection is for: RC or UC.
+func (c *Conn) Type() verbs.QPType { return c.typ }
 
 // Passive reports whether the peer asked for the connection.
 func (c *Conn) Passive() bool { return c.passive }
@@ -92,6 +96,7 @@ type ConnParam struct {
 var (
 	ErrConnState = errors.New("wire: the connection's state does not allow this")
 	ErrMTU       = errors.New("wire: the peer's path MTU is larger than this side's")
+	ErrType      = errors.New("wire: the queue pair's type is not the one that the peer asked for")
 )
 
 // DialParam names whom to connect to.
@@ -107,7 +112,7 @@ func (w *Wire) Dial(now verbs.Instant, q *QP, p DialParam) (*Conn, error) {
 	if !p.Raw && q.State() != verbs.QPInit || q.conn != nil {
 		return nil, fmt.Errorf("wire: dial: %w", verbs.ErrBadState)
 	}
-	c := &Conn{w: w, qp: q, Path: p.Path, startPSN: verbs.PSN(w.cfg.Rand()) & verbs.PSNMask, params: p.ConnParam}
+	c := &Conn{w: w, qp: q, typ: q.q.Type(), Path: p.Path, startPSN: verbs.PSN(w.cfg.Rand()) & verbs.PSNMask, params: p.ConnParam}
 	id, err := w.cm.Connect(now, cm.ReqParams{
 		Path: p.Path, ServiceID: p.Service, SrcPort: p.SrcPort, Type: q.q.Type(),
 		QPN: q.Num(), StartPSN: c.startPSN, MTU: min(p.MTU, w.cfg.MaxMTU),
@@ -140,6 +145,9 @@ func (w *Wire) Accept(now verbs.Instant, c *Conn, q *QP, p ConnParam) error {
 	}
 	if q.State() != verbs.QPInit || q.conn != nil {
 		return fmt.Errorf("wire: accept: %w", verbs.ErrBadState)
+	}
+	if q.q.Type() != c.typ {
+		return ErrType
 	}
 	if err := w.Negotiate(c, p); err != nil {
 		return err
@@ -182,6 +190,9 @@ func (w *Wire) AcceptRaw(now verbs.Instant, c *Conn, q *QP, private []byte) erro
 	}
 	if q.conn != nil {
 		return fmt.Errorf("wire: accept: %w", verbs.ErrBadState)
+	}
+	if q.q.Type() != c.typ {
+		return ErrType
 	}
 	return w.sendREP(now, c, q, private)
 }
@@ -299,9 +310,12 @@ func (c *Conn) Attr(s verbs.QPState) verbs.QPAttr {
 
 // rtrAttr is the move INIT -> RTR.
 func (c *Conn) rtrAttr(peer verbs.QPN, resources uint8) verbs.QPAttr {
+	mask := verbs.AttrState | verbs.AttrAV | verbs.AttrPathMTU | verbs.AttrDestQPN | verbs.AttrRQPSN
+	if c.typ == verbs.RC {
+		mask |= verbs.AttrMaxDestRdAtomic | verbs.AttrMinRNRTimer
+	}
 	return verbs.QPAttr{
-		Mask: verbs.AttrState | verbs.AttrAV | verbs.AttrPathMTU | verbs.AttrDestQPN | verbs.AttrRQPSN |
-			verbs.AttrMaxDestRdAtomic | verbs.AttrMinRNRTimer,
+		Mask:  mask,
 		State: verbs.QPRTR, PathMTU: c.params.MTU, DestQPN: peer,
 		AV:    verbs.AV{Remote: c.Path.Remote, Local: c.Path.Local},
 		RQPSN: c.startPSN, MaxDestRdAtomic: resources, MinRNRTimer: c.params.MinRNRTimer,
@@ -311,9 +325,12 @@ func (c *Conn) rtrAttr(peer verbs.QPN, resources uint8) verbs.QPAttr {
 // rtsAttr is the move RTR -> RTS. The PSN to start with and the RNR retry count are the
 // peer's word, each side's REQ or REP naming what the other must do.
 func (c *Conn) rtsAttr(psn verbs.PSN, depth, retry, rnrRetry uint8) verbs.QPAttr {
+	mask := verbs.AttrState | verbs.AttrSQPSN
+	if c.typ == verbs.RC {
+		mask |= verbs.AttrTimeout | verbs.AttrRetryCnt | verbs.AttrRNRRetry | verbs.AttrMaxQPRdAtomic
+	}
 	return verbs.QPAttr{
-		Mask: verbs.AttrState | verbs.AttrSQPSN | verbs.AttrTimeout | verbs.AttrRetryCnt | verbs.AttrRNRRetry |
-			verbs.AttrMaxQPRdAtomic,
+		Mask:  mask,
 		State: verbs.QPRTS, SQPSN: psn, Timeout: c.params.Timeout, RetryCnt: retry & 7, RNRRetry: rnrRetry & 7,
 		MaxQPRdAtomic: depth,
 	}
@@ -328,7 +345,7 @@ func (w *Wire) cmEvents(now verbs.Instant) {
 			return
 		}
 		if e.Type == cm.ReqReceived {
-			c := &Conn{w: w, id: e.Conn, Path: e.Path, Req: e.Req, passive: true, state: connRequested}
+			c := &Conn{w: w, id: e.Conn, typ: e.Req.Type, Path: e.Path, Req: e.Req, passive: true, state: connRequested}
 			w.conns[e.Conn] = c
 			c.peerExt, c.offered = parseExtension(e.PrivateData, uint32(e.Req.QPN))
 			w.up.ConnRequest(c, &e)

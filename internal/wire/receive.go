@@ -76,6 +76,10 @@ func (w *Wire) receiveDatagram(now verbs.Instant, rx *link.Rx, b []byte, seg int
 		w.Counters.DropTransport.Add(1)
 		return
 	}
+	if q.q.Type() == verbs.UD {
+		w.receiveUD(now, rx, b, seg, q)
+		return
+	}
 	if q.peer == nil || rx.Src.Addr() != q.dst.Addr() || rx.Dst != q.src {
 		w.Counters.DropAddress.Add(1)
 		return
@@ -85,7 +89,7 @@ func (w *Wire) receiveDatagram(now verbs.Instant, rx *link.Rx, b []byte, seg int
 		q.rxPort = rx.Src.Port()
 		q.rxPath = roce.NewPath(rx.Src, netip.AddrPortFrom(q.src, w.local.Port()))
 	}
-	id, ok := w.checkICRC(&q.rxPath, q.peer, b, seg)
+	id, ok := w.checkICRC(&q.rxPath, &q.peer.lastID, b, seg)
 	w.tap(now, rx, id, b)
 	if !ok {
 		w.Counters.DropICRC.Add(1)
@@ -98,6 +102,24 @@ func (w *Wire) receiveDatagram(now verbs.Instant, rx *link.Rx, b []byte, seg int
 		w.wakeBlocked(q.peer)
 		q.peer.note()
 	}
+}
+
+// receiveUD handles a datagram for a UD queue pair, which takes them from anybody.
+func (w *Wire) receiveUD(now verbs.Instant, rx *link.Rx, b []byte, seg int, q *QP) {
+	if rx.Src.Addr().Is4() != rx.Dst.Is4() || rx.Dst.IsMulticast() {
+		w.Counters.DropAddress.Add(1)
+		return
+	}
+	s := w.from.find(rx.Src, rx.Dst, w.local.Port())
+	id, ok := w.checkICRC(&s.path, &s.lastID, b, seg)
+	w.tap(now, rx, id, b)
+	if !ok {
+		w.Counters.DropICRC.Add(1)
+		return
+	}
+	w.env.Counters.PacketsReceived.Add(1)
+	q.q.HandleDatagram(now, &w.in, rx.Src.Addr(), rx.Dst, 0)
+	w.after(q)
 }
 
 // transportFits reports whether packets of an opcode are for queue pairs of a type.
@@ -116,19 +138,20 @@ func transportFits(op roce.Opcode, t verbs.QPType) bool {
 // checkICRC verifies the ICRC of a datagram. On IPv4 the ICRC covers the Identification,
 // which a socket does not show: it is predicted (its place in the train, one more than the
 // peer's last) and only when no prediction holds solved for, which leaves 16 check bits.
-func (w *Wire) checkICRC(path *roce.Path, p *peer, b []byte, seg int) (id uint16, ok bool) {
+// last is where the peer's Identification is remembered; nil for a peer unknown.
+func (w *Wire) checkICRC(path *roce.Path, last *uint16, b []byte, seg int) (id uint16, ok bool) {
 	if path.IPv6() {
 		return 0, path.Check(b, 0)
 	}
 	if id = uint16(seg); path.Check(b, id) {
-		if p != nil {
-			p.lastID = id
+		if last != nil {
+			*last = id
 		}
 		return id, true
 	}
-	if p != nil {
-		if id = p.lastID + 1; path.Check(b, id) {
-			p.lastID = id
+	if last != nil {
+		if id = *last + 1; path.Check(b, id) {
+			*last = id
 			return id, true
 		}
 	}
@@ -137,11 +160,11 @@ func (w *Wire) checkICRC(path *roce.Path, p *peer, b []byte, seg int) (id uint16
 		return 0, false
 	}
 	w.Counters.SolvedIDs.Add(1)
-	if p != nil {
-		if far := id - p.lastID; far > farID && -far > farID {
+	if last != nil {
+		if far := id - *last; far > farID && -far > farID {
 			w.Counters.FarIDs.Add(1)
 		}
-		p.lastID = id
+		*last = id
 	}
 	return id, true
 }
@@ -174,7 +197,11 @@ func (w *Wire) receiveGSI(now verbs.Instant, rx *link.Rx, b []byte, seg int) {
 		return
 	}
 	path := roce.NewPath(rx.Src, netip.AddrPortFrom(rx.Dst, w.local.Port()))
-	id, ok := w.checkICRC(&path, w.peers[rx.Src], b, seg)
+	var last *uint16
+	if known := w.peers[rx.Src]; known != nil {
+		last = &known.lastID
+	}
+	id, ok := w.checkICRC(&path, last, b, seg)
 	w.tap(now, rx, id, b)
 	if !ok {
 		w.Counters.DropICRC.Add(1)

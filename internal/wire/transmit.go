@@ -38,8 +38,11 @@ type transmitter struct {
 	blockedAt verbs.Instant
 	caps      link.Caps
 
-	// The open train is the last of msgs; owner nil means that it is closed.
+	// The open train is the last of msgs; owner nil means that it is closed. All of it goes
+	// one way to one queue pair.
 	owner *QP
+	way   *route
+	qpn   verbs.QPN
 	segs  int
 }
 
@@ -138,8 +141,12 @@ func (t *transmitter) packet(now verbs.Instant, q *QP, out *qp.Out) {
 	p := &out.Packet
 	p.Pad = roce.PadCount(out.Len)
 	size := p.HeaderLen() + out.Len + int(p.Pad) + roce.ICRCLen
-	id := t.place(q, size)
 	w := t.w
+	way := &q.route
+	if out.AH != 0 {
+		way = &w.ahs.find(out.AH).route // the queue pair has just asked for it
+	}
+	id := t.place(q, way, p.DestQP, size)
 	w.env.Counters.PacketsSent.Add(1)
 
 	start := len(t.arena)
@@ -149,12 +156,12 @@ func (t *transmitter) packet(now verbs.Instant, q *QP, out *qp.Out) {
 			t.arena = append(t.arena, out.Gather[i]...)
 		}
 		t.arena = append(t.arena, zeros[:p.Pad]...)
-		sum := q.txPath.ICRC(t.arena[start:], id)
+		sum := way.txPath.ICRC(t.arena[start:], id)
 		t.arena = append(t.arena, 0, 0, 0, 0)
 		roce.PutICRC(t.arena[len(t.arena)-4:], sum)
 		t.piece(t.arena[start:])
 	} else {
-		crc := q.txPath.ICRCStart(size, id, t.arena[start:])
+		crc := way.txPath.ICRCStart(size, id, t.arena[start:])
 		t.piece(t.arena[start:])
 		for i := range out.N {
 			crc.Update(out.Gather[i])
@@ -177,11 +184,11 @@ func (t *transmitter) packet(now verbs.Instant, q *QP, out *qp.Out) {
 var zeros [4]byte
 
 // place opens a message for a packet of q with a UDP payload of size bytes, or finds that
-// it joins the open train: same queue pair, no longer than the first, and every one before
-// it as long as the first. It returns the IPv4 Identification the packet will have: its
+// it joins the open train: from the same queue pair to the same, no longer than the first, and
+// every one before it as long as the first. It returns the IPv4 Identification the packet will have: its
 // place in the train.
-func (t *transmitter) place(q *QP, size int) (id uint16) {
-	if t.owner == q && q != nil {
+func (t *transmitter) place(q *QP, way *route, dest verbs.QPN, size int) (id uint16) {
+	if t.owner == q && q != nil && t.way == way && t.qpn == dest {
 		m := &t.msgs[len(t.msgs)-1]
 		first := m.SegSize
 		if first == 0 {
@@ -198,11 +205,11 @@ func (t *transmitter) place(q *QP, size int) (id uint16) {
 			return uint16(t.segs - 1)
 		}
 	}
-	t.owner, t.segs = q, 1
+	t.owner, t.way, t.qpn, t.segs = q, way, dest, 1
 	n := len(t.pieces)
 	m := link.Tx{Gather: t.pieces[n:n:cap(t.pieces)]}
 	if q != nil {
-		m.Dst, m.Src, m.TrafficClass = q.dst, q.src, q.class
+		m.Dst, m.Src, m.TrafficClass = way.dst, way.src, way.class
 	}
 	t.msgs = append(t.msgs, m)
 	return 0
@@ -303,7 +310,7 @@ func (w *Wire) sendMAD(now verbs.Instant) {
 		Opcode: roce.UDSendOnly, MigReq: true, PKey: roce.DefaultPKey, DestQP: verbs.QPNGSI, PSN: w.gsiPSN,
 	}, DETH: roce.DETH{QKey: roce.GSIQKey, SrcQP: verbs.QPNGSI}}
 	w.gsiPSN = w.gsiPSN.Next()
-	id := t.place(nil, 0)
+	id := t.place(nil, nil, verbs.QPNGSI, 0)
 	m := &t.msgs[len(t.msgs)-1]
 	m.Dst, m.Src = dst, src
 	start := len(t.arena)

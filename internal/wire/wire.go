@@ -94,6 +94,8 @@ type Wire struct {
 
 	ready  readyList
 	qps    qpTable
+	ahs    ahTable
+	from   sources
 	run    runQueue
 	timers timers
 	peers  map[netip.AddrPort]*peer
@@ -129,7 +131,9 @@ func New(cfg Config) (*Wire, error) {
 		peers: make(map[netip.AddrPort]*peer),
 		conns: make(map[cm.ConnID]*Conn),
 	}
-	w.env.Mem = cfg.Mem
+	w.env.Mem, w.env.AHs = cfg.Mem, &w.ahs
+	w.ahs.max = MaxAH
+	w.from.seed = uint64(cfg.Rand())<<32 | uint64(cfg.Rand())
 	cc := cfg.CM
 	cc.GUID, cc.UDPPort, cc.Rand = cfg.GUID, w.local.Port(), cfg.Rand
 	if a := w.local.Addr(); !a.IsUnspecified() {

@@ -34,12 +34,9 @@ type QP struct {
 	nextBlocked *QP
 	blocked     bool
 
-	dst    netip.AddrPort // where its packets go
-	src    netip.Addr     // and from which of our addresses
-	txPath roce.Path
+	route            // to the peer, when connected
 	rxPath roce.Path // valid for source port rxPort
 	rxPort uint16
-	class  uint8
 
 	conn *Conn // nil unless the connection manager knows it
 }
@@ -64,6 +61,9 @@ func (w *Wire) CreateQP(cfg qp.Config) (*QP, error) {
 		return nil, err
 	}
 	cfg.Num = n
+	if cfg.MTU == 0 || cfg.MTU > w.cfg.MaxMTU {
+		cfg.MTU = w.cfg.MaxMTU
+	}
 	if q.q, err = qp.New(cfg, &w.env); err != nil {
 		w.qps.release(n)
 		return nil, err
@@ -96,6 +96,9 @@ func (w *Wire) Modify(now verbs.Instant, q *QP, a *verbs.QPAttr) error {
 	if a.Mask&verbs.AttrAV != 0 {
 		if err := w.checkAV(&a.AV); err != nil {
 			return err
+		}
+		if a.AV.Remote.Addr().IsMulticast() {
+			return fmt.Errorf("%w: AV: %v is not one peer's address", verbs.ErrBadAttr, a.AV.Remote)
 		}
 	}
 	if a.Mask&verbs.AttrState != 0 && (a.State == verbs.QPErr || a.State == verbs.QPReset) {
@@ -151,8 +154,7 @@ func (w *Wire) checkAV(av *verbs.AV) error {
 // setAV points a queue pair at its peer.
 func (w *Wire) setAV(q *QP, av *verbs.AV) {
 	w.leavePeer(q)
-	q.dst, q.src, q.class = av.Remote, av.Local, av.TrafficClass
-	q.txPath = roce.NewPath(netip.AddrPortFrom(q.src, w.local.Port()), q.dst)
+	q.route = w.routeTo(av)
 	q.rxPort = q.dst.Port()
 	q.rxPath = roce.NewPath(q.dst, netip.AddrPortFrom(q.src, w.local.Port()))
 	w.joinPeer(q)
