@@ -54,13 +54,16 @@ func (tcpSide) encode(e end) []byte {
 }
 
 func (tcpSide) decode(b []byte) (e end, err error) {
+	if len(b) != tcpRecord {
+		return e, fmt.Errorf("record of %d bytes, want %d", len(b), tcpRecord)
+	}
 	var f [23]uint64
 	at := 0
 	for i, width := range [23]int{0: 4, 1: 4, 2: 6, 3: 6, 4: 8, 5: 16, 22: 8} {
 		if width == 0 {
 			width = 2
 		}
-		if at+width >= len(b) || b[at+width] != ':' {
+		if b[at+width] != ':' {
 			return e, fmt.Errorf("record %q: no colon after field %d", b, i)
 		}
 		if _, err := fmt.Sscanf(string(b[at:at+width]), "%x", &f[i]); err != nil {
