@@ -9,6 +9,7 @@ import (
 	"math"
 	"net"
 	"net/netip"
+	"strconv"
 
 	"github.com/doorbell-rdma/doorbell/transport"
 	"github.com/doorbell-rdma/doorbell/verbs"
@@ -66,7 +67,7 @@ func (tcpSide) decode(b []byte) (e end, err error) {
 		if b[at+width] != ':' {
 			return e, fmt.Errorf("record %q: no colon after field %d", b, i)
 		}
-		if _, err := fmt.Sscanf(string(b[at:at+width]), "%x", &f[i]); err != nil {
+		if f[i], err = strconv.ParseUint(string(b[at:at+width]), 16, 64); err != nil {
 			return e, fmt.Errorf("record %q: field %d: %w", b, i, err)
 		}
 		at += width + 1

@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"strconv"
 	"strings"
 	"time"
 
@@ -83,12 +84,31 @@ func (p *pingpong) close() {
 	}
 }
 
-// pingpongLine is what both ends write: LID, QPN, PSN and GID in hex, and a NUL.
+// pingpongLine is the length of what both ends write: LID, QPN, PSN and GID in hexadecimal,
+// with colons between, and a NUL.
 const pingpongLine = 4 + 1 + 6 + 1 + 6 + 1 + 32 + 1
 
+func encodePingpong(e end) []byte {
+	gid := e.gid.As16()
+	return fmt.Appendf(nil, "%04x:%06x:%06x:%x\x00", 0, uint32(e.qpn), uint32(e.psn), gid[:])
+}
+
+func decodePingpong(b []byte) (e end, err error) {
+	f := strings.Split(strings.TrimSuffix(string(b), "\x00"), ":")
+	if len(b) != pingpongLine || len(f) != 4 {
+		return e, fmt.Errorf("the peer's address is %q", b)
+	}
+	qpn, err1 := strconv.ParseUint(f[1], 16, 24)
+	psn, err2 := strconv.ParseUint(f[2], 16, 24)
+	gid, err3 := hex.DecodeString(f[3])
+	if err := errors.Join(err1, err2, err3); err != nil || len(gid) != 16 {
+		return e, fmt.Errorf("the peer's address is %q: %w", b, err)
+	}
+	return end{qpn: verbs.QPN(qpn), psn: verbs.PSN(psn), gid: netip.AddrFrom16([16]byte(gid)).Unmap(), reads: 1}, nil
+}
+
 func (p *pingpong) write(c net.Conn) error {
-	gid := p.qp.own.gid.As16()
-	_, err := fmt.Fprintf(c, "%04x:%06x:%06x:%x\x00", 0, uint32(p.qp.own.qpn), uint32(p.qp.own.psn), gid[:])
+	_, err := c.Write(encodePingpong(p.qp.own))
 	return err
 }
 
@@ -97,19 +117,7 @@ func (p *pingpong) read(c net.Conn) (peer end, err error) {
 	if _, err := io.ReadFull(c, b[:]); err != nil {
 		return peer, fmt.Errorf("the peer's address: %w", err)
 	}
-	f := strings.Split(string(b[:pingpongLine-1]), ":")
-	if len(f) != 4 {
-		return peer, fmt.Errorf("the peer's address is %q", b)
-	}
-	var gid []byte
-	if _, err = fmt.Sscanf(f[1]+" "+f[2], "%x %x", &peer.qpn, &peer.psn); err == nil {
-		gid, err = hex.DecodeString(f[3])
-	}
-	if err != nil || len(gid) != 16 {
-		return peer, fmt.Errorf("the peer's address is %q: %w", b, err)
-	}
-	peer.gid, peer.reads = netip.AddrFrom16([16]byte(gid)), 1
-	return peer, nil
+	return decodePingpong(b[:])
 }
 
 // play sends and takes the messages: a side sends when its last message has left and one of
