@@ -23,22 +23,27 @@ type AddressHandles interface {
 // nextUnreliable cuts the next packet of a UC or UD queue pair.
 func (q *QP) nextUnreliable(now verbs.Instant, out *Out) Next {
 	r := &q.req
-	fresh := r.cur == q.sq.taken
-	if fresh {
-		if _, fate := q.sq.next(); fate != FateSend {
-			return NextNothing
+	// Local operations are done on the way: everything before them is complete. Those beyond
+	// a whole queue of them were posted meanwhile, and their posters ring.
+	for range q.sq.Depth() {
+		fresh := r.cur == q.sq.taken
+		if fresh {
+			if _, fate := q.sq.next(); fate != FateSend {
+				return NextNothing
+			}
+		}
+		w := q.sq.at(r.cur)
+		switch {
+		case isLocal(w.Opcode):
+			q.doLocal(now, r.cur)
+			r.cur = q.sq.taken
+		case q.typ == verbs.UD:
+			return q.nextDatagram(now, out, w)
+		default:
+			return q.nextUC(now, out, w, fresh)
 		}
 	}
-	w := q.sq.at(r.cur)
-	switch {
-	case isLocal(w.Opcode):
-		q.doLocal(now, r.cur) // everything before it is complete
-		return NextNothing
-	case q.typ == verbs.UD:
-		return q.nextDatagram(now, out, w)
-	default:
-		return q.nextUC(now, out, w, fresh)
-	}
+	return NextNothing
 }
 
 // departed moves past a packet; the last one completes its message.

@@ -72,6 +72,10 @@ type ConnParam struct {
 	// PrivateData reaches the peer's program with the REQ (at most 56 bytes) or the REP
 	// (at most 196). The peer sees it zero-padded to that length.
 	PrivateData []byte
+	// Type is the service: RC or UC; 0 means RC for Dial and what the peer asks for in Accept.
+	// On UC messages may be lost, whatever concerns answers and retries means nothing, and
+	// there are no READs and atomics.
+	Type verbs.QPType
 	// Recv is posted before the connection can carry anything, so that the peer's first
 	// message finds a receive.
 	Recv []verbs.RecvWR
@@ -146,6 +150,9 @@ func smallInt(name string, v, def, limit int) (uint8, error) {
 func (p *ConnParam) resolve(maxPrivate int, maxMTU verbs.MTU) (c wire.ConnParam, err error) {
 	if len(p.PrivateData) > maxPrivate {
 		return c, fmt.Errorf("%w: %d bytes, want at most %d", ErrPrivateData, len(p.PrivateData), maxPrivate)
+	}
+	if p.Type != verbs.RC && p.Type != verbs.UC {
+		return c, fmt.Errorf("transport: Type is %v; a connection is RC or UC", p.Type)
 	}
 	c.PrivateData, c.NoExtension = p.PrivateData, p.NoExtension
 	var errs [4]error

@@ -30,6 +30,9 @@ func (d *Device) Dial(ctx context.Context, to netip.AddrPort, p ConnParam) (*QP,
 	if to.Port() == 0 {
 		return nil, errors.New("transport: dial: service port 0")
 	}
+	if p.Type == 0 {
+		p.Type = verbs.RC
+	}
 	wp, err := p.resolve(MaxDialPrivateData, d.maxMTU)
 	if err != nil {
 		return nil, err
@@ -128,7 +131,7 @@ func (d *Device) connQP(p *ConnParam, wp *wire.ConnParam) (*QP, error) {
 			recvCQ = c
 		}
 	}
-	q, err := d.newQP(pd, QPConfig{Type: verbs.RC, SendCQ: sendCQ, RecvCQ: recvCQ, Cap: p.Cap, SQSigAll: p.SQSigAll})
+	q, err := d.newQP(pd, QPConfig{Type: p.Type, SendCQ: sendCQ, RecvCQ: recvCQ, Cap: p.Cap, SQSigAll: p.SQSigAll})
 	if err != nil {
 		for _, c := range own {
 			_ = c.Close()
@@ -276,6 +279,9 @@ type ConnRequest struct {
 // PrivateData returns what the peer sent with its REQ: 56 bytes, zero-padded.
 func (r *ConnRequest) PrivateData() []byte { return r.private }
 
+// Type returns the service that the peer asks for: RC or UC.
+func (r *ConnRequest) Type() verbs.QPType { return r.conn.Type() }
+
 // RemoteAddr returns the peer's address and the source port that its REQ names.
 func (r *ConnRequest) RemoteAddr() netip.AddrPort {
 	return netip.AddrPortFrom(r.conn.Path.Remote.Addr(), r.srcPort)
@@ -291,6 +297,9 @@ func (r *ConnRequest) Accept(ctx context.Context, p ConnParam) (*QP, error) {
 		return nil, err
 	}
 	d := r.dev
+	if p.Type == 0 {
+		p.Type = r.Type()
+	}
 	wp, err := p.resolve(MaxAcceptPrivateData, d.maxMTU)
 	if err != nil {
 		return nil, err

@@ -37,6 +37,8 @@ type Device struct {
 	seats  *park.Seats   // bounds the waiters that sleep on a thread of their own
 	next   atomic.Uint32
 
+	ahMu sync.Mutex // keeps the wires' address handles the same
+
 	mu        sync.RWMutex // guards what follows
 	closed    bool
 	mrs       *mr.Table // its writers; lookups take no lock

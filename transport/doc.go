@@ -48,10 +48,25 @@
 // Posting, polling and modifying are safe from any number of goroutines. They allocate
 // nothing and take no lock that could be held for long.
 //
+// # Datagrams and unreliable connections
+//
+// A UD queue pair ([PD.CreateQP], driven with [QP.Modify]) exchanges messages of up to one MTU
+// with any number of others. A work request says where its message goes: an address handle
+// ([PD.CreateAH]), a queue pair number and a Q_Key, which must be the receiver's. Receive
+// buffers begin with 40 bytes of GRH ([GRHLen]), which wc.ByteLen counts; [AVFromWC] finds
+// the sender's address in it. A message that finds no receive, or does not fit into the
+// oldest one, is dropped and counted.
+//
+// A UC connection (ConnParam.Type) has messages of any length and RDMA WRITEs, in order, but
+// whatever lost a packet is gone. On both, a send completes when it has left; one that cannot
+// leave moves the queue pair to SQE, in which receiving goes on and sends are flushed until
+// the program moves it back to RTS. Nothing paces what is posted: who sends more than the
+// receiver takes in loses messages.
+//
 // # Errors
 //
 // A completion's status is an error: errors.Is(err, verbs.RetryExcErr) says that the peer is
-// gone. Any status but a flush moves a queue pair to ERR, in which everything posted is
+// gone. Any status but a flush moves an RC queue pair to ERR, in which everything posted is
 // flushed; a connection's peer is told, and [QP.Wait] returns. Closed objects return
 // [ErrClosed], which is net.ErrClosed.
 //

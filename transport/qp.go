@@ -15,7 +15,7 @@ import (
 
 // QPConfig says how to make a queue pair that the program drives itself.
 type QPConfig struct {
-	// Type is the service; 0 means RC.
+	// Type is the service: RC, UC or UD; 0 means RC.
 	Type verbs.QPType
 	// SendCQ and RecvCQ are required; they may be the same.
 	SendCQ, RecvCQ *CQ
@@ -157,9 +157,10 @@ func (q *QP) PostRecvList(wrs []verbs.RecvWR) (n int, err error) {
 }
 
 // Modify changes attributes and state. On a queue pair that Dial or Accept made only a move
-// to ERR is allowed, anything else is ErrManaged. A modify that fails changes nothing.
+// to ERR is allowed, and on UC one from SQE to RTS; anything else is ErrManaged. A modify that fails changes nothing.
 func (q *QP) Modify(a verbs.QPAttr) error {
-	if q.conn != nil && (a.Mask != verbs.AttrState || a.State != verbs.QPErr) {
+	if q.conn != nil && (a.Mask != verbs.AttrState ||
+		a.State != verbs.QPErr && (a.State != verbs.QPRTS || q.State() != verbs.QPSQE)) {
 		return ErrManaged
 	}
 	return q.port.do(func() error { return q.port.wire.Modify(q.dev.now(), q.wq, &a) })

@@ -422,6 +422,48 @@ func TestSendErrorFlushesByItself(t *testing.T) {
 	}
 }
 
+// TestLocalOperationsAmongSends: a bind on UC is done in its place, and what is behind it
+// leaves without anything that would make the wire look again.
+func TestLocalOperationsAmongSends(t *testing.T) {
+	a := newEnd(t, "10.0.0.1:4791", 1)
+	a.useType(t, verbs.UC)
+	a.to(t, verbs.UC, verbs.QPRTS)
+	r, err := a.mrs.Register(1, make([]byte, 4096), verbs.LocalWrite|verbs.MWBind)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w, err := a.mrs.AllocWindow(1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	good := verbs.SendWR{Opcode: verbs.Send, Flags: verbs.Signaled, SGList: a.sgl(0, 10)}
+	bind := verbs.SendWR{
+		Opcode: verbs.BindMW, Flags: verbs.Signaled, RKey: w.Key() ^ 1, BindAccess: verbs.RemoteWrite,
+		SGList: []verbs.SGE{{Addr: r.Addr(), Length: 100, LKey: r.Key()}},
+	}
+	unbind := bind
+	unbind.RKey, unbind.SGList = bind.RKey^2, nil
+	wrs := []verbs.SendWR{good, bind, unbind, good, good}
+	if _, _, err := a.qp.Engine().PostSend(wrs); err != nil {
+		t.Fatal(err)
+	}
+	a.w.Ring(a.qp)
+	for a.w.Pending() {
+		a.w.Step(0)
+	}
+	var wc [8]verbs.WC
+	n := a.lane.Poll(wc[:])
+	for _, c := range wc[:n] {
+		if c.Status != verbs.WCSuccess {
+			t.Errorf("%v: %v", c.Opcode, c.Status)
+		}
+	}
+	datagrams := a.w.Counters.DatagramsOut.Load()
+	if n != len(wrs) || datagrams != 3 {
+		t.Errorf("%d of %d completed, %d packets sent", n, len(wrs), datagrams)
+	}
+}
+
 // TestSources: the cache never answers with another's path, whoever had the place before.
 func TestSources(t *testing.T) {
 	var c sources
