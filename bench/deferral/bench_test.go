@@ -10,7 +10,7 @@ import (
 
 // BenchmarkTimeToFirstByte plays connections whose RTU is 2 ms late and whose first request
 // overtakes it, and reports the 99th percentile of the time to the first byte in virtual
-// nanoseconds (vns-p99): less is better, and the same code gives the same figure on every machine.
+// nanoseconds (vns-p99): less is better, and neither the machine nor its load changes it.
 func BenchmarkTimeToFirstByte(b *testing.B) {
 	for s := range NumStrategies {
 		b.Run(s.Letter(), func(b *testing.B) {

@@ -70,7 +70,7 @@ func timingOf(runs []float64) Timing {
 var waiting = []int{0, 1, 4, 16, 64, 256, 1024, 4096}
 
 const (
-	costRuns    = 31
+	costRuns    = 51
 	minCostRuns = 3
 	costDepth   = 4096
 )
@@ -79,18 +79,18 @@ const (
 type loop func() (ops int, d time.Duration)
 
 // compare runs loops in turns, so that what disturbs the machine disturbs all, until each has
-// had costRuns, or at least minCostRuns by the deadline. One more run before warms up.
-func compare(deadline time.Time, stopped func() bool, loops ...loop) []Timing {
+// had costRuns, or at least minCostRuns by the deadline, or until it is stopped. Before each
+// run that counts the same loop warms up.
+func compare(deadline time.Time, stopped func() bool, loops []loop) []Timing {
 	means := make([][]float64, len(loops))
-	for run := -1; run < costRuns && !stopped(); run++ {
+	for run := 0; run < costRuns && !stopped(); run++ {
 		if run >= minCostRuns && !deadline.IsZero() && time.Now().After(deadline) {
 			break
 		}
 		for i, f := range loops {
+			f()
 			ops, d := f()
-			if run >= 0 {
-				means[i] = append(means[i], float64(d.Nanoseconds())/float64(ops))
-			}
+			means[i] = append(means[i], float64(d.Nanoseconds())/float64(ops))
 		}
 	}
 	out := make([]Timing, len(loops))
@@ -111,39 +111,35 @@ func measureCosts(limit time.Duration, stopped func() bool) (c *Costs, err error
 			err = fmt.Errorf("deferral: costs: %w", e.error)
 		}
 	}()
-	// Each part gets its share of the time.
-	began, parts := time.Now(), time.Duration(len(waiting)+3)
-	share := func(part int) time.Time {
-		if limit <= 0 {
-			return time.Time{}
-		}
-		return began.Add(limit * time.Duration(part+1) / parts)
+	deadline := time.Time{}
+	if limit > 0 {
+		deadline = time.Now().Add(limit)
 	}
-	c = &Costs{}
-	runtime.GC()
-	posts := newBench(costDepth, 1)
-	plain := newPlainQueue(costDepth)
-	t := compare(share(0), stopped,
+	posts, plain, rings, engines := newBench(costDepth, 1), newPlainQueue(costDepth), newBench(1, 512), newEngines()
+	loops := []loop{
 		func() (int, time.Duration) { return posts.posts(verbs.QPRTS) },
 		func() (int, time.Duration) { return posts.posts(verbs.QPRTR) },
-		func() (int, time.Duration) { return plain.posts(&posts.wr[0]) })
-	c.PostRTS, c.PostRTR, c.PostPlain = t[0], t[1], t[2]
-	rings := newBench(1, 512)
-	c.Ring = compare(share(1), stopped, rings.rings)[0]
-	engines := newEngines()
-	c.Message = compare(share(2), stopped, engines.messages)[0]
-	for i, n := range waiting {
-		runtime.GC()
+		func() (int, time.Duration) { return plain.posts(&posts.wr[0]) },
+		rings.rings,
+		engines.messages,
+	}
+	for _, n := range waiting {
 		b := newBench(max(n, 1), 16)
-		t := compare(share(3+i), stopped,
+		loops = append(loops,
 			func() (int, time.Duration) { return b.transitions(n, false) },
 			func() (int, time.Duration) { return b.transitions(n, true) },
 			func() (int, time.Duration) { return b.firstPackets(n, false) },
 			func() (int, time.Duration) { return b.firstPackets(n, true) })
-		c.ByWQEs = append(c.ByWQEs, WaitingCost{WQEs: n, Publish: t[0], Flush: t[1], FirstPacket: t[2], FirstFlushed: t[3]})
 	}
+	runtime.GC()
+	t := compare(deadline, stopped, loops)
 	if stopped() {
 		return nil, nil
+	}
+	c = &Costs{PostRTS: t[0], PostRTR: t[1], PostPlain: t[2], Ring: t[3], Message: t[4]}
+	for _, n := range waiting {
+		t := t[5+4*len(c.ByWQEs):]
+		c.ByWQEs = append(c.ByWQEs, WaitingCost{WQEs: n, Publish: t[0], Flush: t[1], FirstPacket: t[2], FirstFlushed: t[3]})
 	}
 	return c, nil
 }

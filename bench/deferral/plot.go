@@ -167,8 +167,8 @@ func (c *Costs) figure() *figure {
 	}{
 		{"a publishes", func(w *WaitingCost) Timing { return w.Publish }},
 		{"b posts its queue", func(w *WaitingCost) Timing { return w.Flush }},
-		{"a, until the first packet", func(w *WaitingCost) Timing { return w.FirstPacket }},
-		{"b, until the first packet", func(w *WaitingCost) Timing { return w.FirstFlushed }},
+		{"a, to first packet", func(w *WaitingCost) Timing { return w.FirstPacket }},
+		{"b, to first packet", func(w *WaitingCost) Timing { return w.FirstFlushed }},
 	} {
 		var xys plotter.XYs
 		for j := range c.ByWQEs {
