@@ -170,11 +170,14 @@ func (p *Params) exclusive() bool {
 	return p.Test.Latency() || p.slots(p.RxDepth) == p.QPs*p.RxDepth
 }
 
-// memory is what the server allocates for messages, in bytes.
+// queueEntry is about what a posted request and its completion take, in bytes.
+const queueEntry = 128
+
+// memory is about what the server allocates for messages and queues, in bytes.
 func (p *Params) memory() int64 {
 	n := p.slots(p.RxDepth)
 	if p.Test.Latency() || p.Bidirectional {
 		n += p.slots(p.TxDepth)
 	}
-	return int64(p.Size) * int64(n)
+	return int64(p.Size)*int64(n) + queueEntry*int64(p.QPs)*int64(p.TxDepth+p.RxDepth)
 }

@@ -126,7 +126,7 @@ func FuzzExchange(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		var h hello
 		if h.decode(b) == nil && h.Check() == nil {
-			if h.memory() < 0 || h.memory() > 2*MaxSize || len(h.Sizes()) > 23 {
+			if h.memory() < 0 || h.memory() > 2*MaxSize+queueEntry*maxPosted || len(h.Sizes()) > 23 {
 				t.Errorf("%+v takes %d bytes", h, h.memory())
 			}
 		}
@@ -239,7 +239,7 @@ func TestMeter(t *testing.T) {
 	m.add(time.Second+100*time.Microsecond, 1000) // a burst too short to be a peak
 	m.add(time.Second+2*time.Millisecond, 1000)   // a million a second
 	m.add(time.Second+4*time.Millisecond, 6000)   // three million a second
-	m.add(time.Second+6*time.Millisecond, 1999) // too few to be a peak
+	m.add(time.Second+6*time.Millisecond, 1999)   // too few to be a peak
 	m.add(time.Second+10*time.Millisecond, 1)
 	if m.n != 10000 || m.elapsed() != 10*time.Millisecond || math.Abs(m.peakRate()-3e6) > 1 {
 		t.Errorf("%+v: peak %v", m, m.peakRate())

@@ -23,8 +23,8 @@ type Server struct {
 	Once bool
 	// MaxSessions bounds the sessions at a time; 0 means 64.
 	MaxSessions int
-	// MaxMemory bounds the bytes that all sessions together allocate for messages; 0 means
-	// 1 GiB.
+	// MaxMemory bounds the bytes that all sessions together allocate for messages and queues;
+	// 0 means 1 GiB.
 	MaxMemory int64
 	Options   Options
 	// Listening, when not nil, is called once clients may come.
@@ -164,9 +164,9 @@ func (srv *Server) admit(key sessionKey, p *pending) string {
 	case len(srv.sessions) >= sessions:
 		return fmt.Sprintf("busy with %d of %d sessions, try again", len(srv.sessions), sessions)
 	case p.memory > limit:
-		return fmt.Sprintf("messages of this size take %d bytes of buffers, above the server's limit of %d", p.memory, limit)
+		return fmt.Sprintf("this test takes %d bytes of memory here, above the server's limit of %d (--max-memory)", p.memory, limit)
 	case p.memory > limit-srv.memory:
-		return fmt.Sprintf("busy: buffers of %d bytes do not fit beside those of other sessions, try again", p.memory)
+		return fmt.Sprintf("busy: the %d bytes that this test takes do not fit beside other sessions, try again", p.memory)
 	}
 	srv.sessions[key] = p
 	srv.memory += p.memory

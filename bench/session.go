@@ -29,16 +29,16 @@ type Options struct {
 	Wait Wait
 	// RemotePort is the server's UDP port (Dial); 0 means 4791.
 	RemotePort uint16
+	// Stall is how long a peer may live without anything moving; 0 means a minute. It is
+	// looked at about once a second.
+	Stall time.Duration
 }
 
-// ErrStalled: the peer lives, yet nothing has moved for a minute.
-var ErrStalled = errors.New("nothing has moved for 60 seconds, though the peer lives")
+// ErrStalled: the peer lives, yet nothing moves.
+var ErrStalled = errors.New("nothing moves, though the peer lives")
 
-// Times of a session.
-const (
-	aliveEvery = time.Second
-	stallAfter = time.Minute
-)
+// aliveEvery is the time between two looks at whether the peer lives.
+const aliveEvery = time.Second
 
 // A WRID says what completes: kind (8 bits), index of the data queue pair (16), number (40).
 // Only the WRID and the status mean anything in a completion that failed.
@@ -104,6 +104,9 @@ const ctrlDepth = 8
 
 // newSession makes a session's completion queue and memory.
 func newSession(dev *transport.Device, p Params, o Options, client bool) (*Session, error) {
+	if o.Stall == 0 {
+		o.Stall = time.Minute
+	}
 	s := &Session{p: p, o: o, dev: dev, client: client, epoch: time.Now(), quit: make(chan struct{})}
 	var err error
 	// All that can be posted at a time, and so complete before it is polled.
@@ -269,8 +272,8 @@ func (s *Session) idle() error {
 	switch now := s.now(); {
 	case s.seen != s.steps:
 		s.seen, s.moved = s.steps, now
-	case now-s.moved > stallAfter:
-		return ErrStalled
+	case now-s.moved > s.o.Stall:
+		return fmt.Errorf("%w: not for %v", ErrStalled, s.o.Stall)
 	}
 	return nil
 }

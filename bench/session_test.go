@@ -400,7 +400,7 @@ func TestRefusals(t *testing.T) {
 		{"depth", func(h *hello) { h.TxDepth = 0 }, "tx depth is 0, want 1 to 16384"},
 		{"neither", func(h *hello) { h.Iters = 0 }, "one of iterations and duration must be given, not both"},
 		{"huge count", func(h *hello) { h.Iters = -1 }, "iterations is 9223372036854775807, want 0 to 10000000000"},
-		{"memory", func(h *hello) { h.Size = 8 << 20 }, "messages of this size take 8388608 bytes of buffers, above the server's limit of 4194304"},
+		{"memory", func(h *hello) { h.Size = 8 << 20 }, "this test takes 8470528 bytes of memory here, above the server's limit of 4194304 (--max-memory)"},
 		{"session", func(h *hello) { h.kind = helloData }, "no such session"},
 	} {
 		h := good()
@@ -431,6 +431,23 @@ func TestRefusals(t *testing.T) {
 	var out *RangeError
 	if _, err := Dial(r.ctx, r.client, r.to, Params{Test: SendBW, Size: -1}, Options{}); !errors.As(err, &out) {
 		t.Errorf("bad parameters: %v", err)
+	}
+}
+
+// TestStalled: a peer that lives and does nothing is given up in the end.
+func TestStalled(t *testing.T) {
+	r := newRig(t, "127.3.12.1", "127.3.12.2", transport.Config{}, func(s *Server) {
+		s.Handle = func(ctx context.Context, _ *Session) { <-ctx.Done() }
+	})
+	for _, wait := range []Wait{WaitSleep, WaitPoll} {
+		s, err := Dial(r.ctx, r.client, r.to, Defaults(SendLat), Options{Wait: wait, Stall: 100 * time.Millisecond})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Run(r.ctx, func(Result) {}); !errors.Is(err, ErrStalled) {
+			t.Errorf("wait %d: %v", wait, err)
+		}
+		s.Close()
 	}
 }
 
@@ -530,8 +547,8 @@ func TestCorruptMessage(t *testing.T) {
 	}
 }
 
-// TestSteadyStateAllocatesNothing: twenty thousand more messages allocate no more, but for
-// what the keep-alive and the runtime do in the meantime.
+// TestSteadyStateAllocatesNothing: five thousand more messages allocate no more, but for what
+// the keep-alive and the runtime do in the meantime.
 func TestSteadyStateAllocatesNothing(t *testing.T) {
 	r := newRig(t, "127.3.11.1", "127.3.11.2", transport.Config{}, nil)
 	for _, test := range []Test{SendLat, SendBW} {
@@ -545,9 +562,9 @@ func TestSteadyStateAllocatesNothing(t *testing.T) {
 			return after.Mallocs - before.Mallocs
 		}
 		mallocs(1000)
-		few, many := mallocs(1000), mallocs(21000)
-		if many > few+2000 {
-			t.Errorf("%v: %d allocations for 1,000 messages, %d for 21,000", test, few, many)
+		few, many := mallocs(1000), mallocs(6000)
+		if many > few+500 {
+			t.Errorf("%v: %d allocations for 1,000 messages, %d for 6,000", test, few, many)
 		}
 	}
 }

@@ -243,7 +243,7 @@ func TestFailures(t *testing.T) {
 		{"serve --bind 127.3.20.2", "on loopback give each end an address"},
 		{"send_lat 127.3.20.2 --bind 127.3.20.1 -p 9", "refused: nobody listens on service port 9 of 127.3.20.2:4791; start perf serve there"},
 		{"send_lat ::1 --bind 127.3.20.1", "different IP versions"},
-		{"send_bw 127.3.20.2 --bind 127.3.20.1 -s 1048577", "the server refuses: messages of this size take 1048577 bytes"},
+		{"send_bw 127.3.20.2 --bind 127.3.20.1 -s 1000001", "the server refuses: this test takes 1081921 bytes of memory here"},
 		{"send_lat 127.3.20.2 --bind 127.3.20.1 --capture /nonexistent/x.pcap", "capture: open /nonexistent/x.pcap"},
 		{"send_lat 127.3.20.2 --bind 127.3.20.1 -n 5 --out_json_file /nonexistent/x.json", "open /nonexistent/x.json"},
 		{"dump /nonexistent", "no such file"},
@@ -256,6 +256,7 @@ func TestFailures(t *testing.T) {
 }
 
 func TestUnreachable(t *testing.T) {
+	t.Parallel() // it waits more than it works
 	r := perf(t, "send_lat", "127.3.20.99", "--bind", "127.3.20.3")
 	if want := "no answer from 127.3.20.99:4791 within 5s"; r.code != exitFailed || !strings.Contains(r.stderr, want) {
 		t.Errorf("exit %d, stderr %q, want %q", r.code, r.stderr, want)
@@ -396,6 +397,7 @@ func TestServeManyClients(t *testing.T) {
 
 // TestKilledClient: the server notices, says so, and serves the next one.
 func TestKilledClient(t *testing.T) {
+	t.Parallel() // it waits more than it works
 	server := start(t, "serve", "--bind", "127.3.23.2")
 	server.until(t, "Serving on")
 	for i, args := range []string{"send_lat -D 60", "send_bw -D 60", "send_bw -D 60 -b"} {
@@ -415,6 +417,7 @@ func TestKilledClient(t *testing.T) {
 
 // TestKilledServer: the client notices within the retry budget, one line, exit code 1.
 func TestKilledServer(t *testing.T) {
+	t.Parallel() // it waits more than it works
 	for i, test := range []string{"send_lat", "send_bw"} {
 		server := start(t, test, "--bind", fmt.Sprintf("127.3.24.%d", 2*i+2))
 		server.until(t, "Waiting")

@@ -246,7 +246,7 @@ func (a *app) serveOnce(ctx context.Context, t *testFlags) (err error) {
 	var ran error
 	served := false
 	srv := &bench.Server{
-		Device: dev.Device, Port: t.port, Only: t.p.Test, Once: true, Options: t.options(),
+		Device: dev.Device, Port: t.port, Only: t.p.Test, Once: true, MaxMemory: 1 << 32, Options: t.options(),
 		Handle: func(ctx context.Context, s *bench.Session) {
 			served = true
 			if ran = s.Err(); ran == nil {

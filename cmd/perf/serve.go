@@ -27,7 +27,7 @@ Ctrl-C or SIGTERM. It prints a client's report when its test is over.`,
 	}
 	d.register(cmd)
 	cmd.Flags().Var(whole[int]{&sessions, 1, 1024}, "max-sessions", "tests at a time")
-	cmd.Flags().Var(whole[int64]{&memory, 1 << 20, 1 << 36}, "max-memory", "bytes of message buffers of all tests together")
+	cmd.Flags().Var(whole[int64]{&memory, 1 << 20, 1 << 36}, "max-memory", "bytes of memory of all tests together")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if _, err := d.config(); err != nil {
 			return err
