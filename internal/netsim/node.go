@@ -74,9 +74,15 @@ func (nd *Node) Register(buf []byte, access verbs.Access) *mr.Region {
 	return r
 }
 
-// QP makes a queue pair in INIT with both completions in one lane.
-func (nd *Node) QP(lane *qp.CQ, c verbs.QPCap) *wire.QP {
-	q, err := nd.Wire.CreateQP(qp.Config{Type: verbs.RC, Cap: c, PD: PD, SendCQ: lane, RecvCQ: lane})
+// QP makes a reliable queue pair in INIT with both completions in one lane.
+func (nd *Node) QP(lane *qp.CQ, c verbs.QPCap) *wire.QP { return nd.TypedQP(verbs.RC, lane, c) }
+
+// QKey is the Q_Key of every UD queue pair.
+const QKey = 0x11111111
+
+// TypedQP makes a queue pair of a type in INIT with both completions in one lane.
+func (nd *Node) TypedQP(t verbs.QPType, lane *qp.CQ, c verbs.QPCap) *wire.QP {
+	q, err := nd.Wire.CreateQP(qp.Config{Type: t, Cap: c, PD: PD, SendCQ: lane, RecvCQ: lane})
 	if err != nil {
 		panic(fmt.Sprintf("netsim: %v", err))
 	}
@@ -84,6 +90,10 @@ func (nd *Node) QP(lane *qp.CQ, c verbs.QPCap) *wire.QP {
 		Mask:  verbs.AttrState | verbs.AttrPKeyIndex | verbs.AttrPort | verbs.AttrAccessFlags,
 		State: verbs.QPInit, Port: 1,
 		AccessFlags: verbs.RemoteWrite | verbs.RemoteRead | verbs.RemoteAtomic,
+	}
+	if t == verbs.UD {
+		a.Mask ^= verbs.AttrAccessFlags | verbs.AttrQKey
+		a.QKey = QKey
 	}
 	if err := nd.Wire.Modify(nd.net.now, q, &a); err != nil {
 		panic(fmt.Sprintf("netsim: %v", err))
