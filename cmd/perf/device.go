@@ -36,7 +36,7 @@ type deviceFlags struct {
 func (d *deviceFlags) register(cmd *cobra.Command) {
 	f := cmd.Flags()
 	d.wait, d.port = "adaptive", 18515
-	f.StringVar(&d.bind, "bind", "", "our address, and UDP port if not 4791; default all addresses `ADDR[:UDPPORT]`")
+	f.StringVar(&d.bind, "bind", "", "our `ADDR[:UDPPORT]`; default all addresses, UDP port 4791")
 	f.VarP(whole[uint16]{&d.port, 1, 65535}, "port", "p", "service port, which rdma_cm calls a port too")
 	f.Var(choice{&d.wait, []string{"poll", "adaptive", "block"}}, "wait", "how to wait: poll without end, poll for 50 us and then sleep, or sleep")
 	f.BoolVarP(&d.events, "events", "e", false, "sleep on completion events: --wait block")
