@@ -30,12 +30,15 @@ func (q *QP) cqOverrun(now verbs.Instant) {
 	q.selfErr(now, EvQPFatal)
 }
 
-// noteOverrun raises EvCQErr once.
+// noteOverrun raises EvCQErr for each of the queue pair's lanes that has lost a completion,
+// once in the lane's life.
 func (q *QP) noteOverrun() {
-	if !q.cqErr {
-		q.cqErr = true
-		q.env.Counters.CQOverruns.Add(1)
-		q.events |= EvCQErr
+	for _, c := range [...]*CQ{q.sendCQ, q.recvCQ} {
+		if c.overrun.Load() && !c.reported {
+			c.reported = true
+			q.env.Counters.CQOverruns.Add(1)
+			q.events |= EvCQErr
+		}
 	}
 }
 
@@ -108,6 +111,7 @@ func (q *QP) Service(now verbs.Instant) (more bool) {
 	budget := serviceBudget
 	budget = q.serviceSends(now, budget)
 	budget = q.serviceRecvs(now, budget)
+	q.noteLastWQE(now)
 	return budget <= 0
 }
 

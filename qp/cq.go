@@ -23,6 +23,8 @@ type CQ struct {
 
 	dirty     bool // completions wait for Commit
 	solicited bool // one of them is solicited or an error
+	commits   uint64
+	reported  bool // the overrun
 }
 
 // NewCQ makes a lane for at least depth completions.
@@ -56,6 +58,7 @@ func (c *CQ) Commit() (solicited bool) {
 	c.ring.Commit()
 	solicited = c.solicited
 	c.dirty, c.solicited = false, false
+	c.commits++
 	return solicited
 }
 

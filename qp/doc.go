@@ -32,6 +32,12 @@
 // (retransmit.go). Everything the queue pairs of a wire have in flight to one peer is charged
 // to one Window (window.go).
 //
+// # The shared receive queue
+//
+// An SRQ (srq.go) is a receive queue without a state, for the queue pairs of several wires.
+// A queue pair with one keeps a receive queue of depth 1 of its own, to which recvReady moves
+// the oldest shared receive when a message needs one.
+//
 // # The responder
 //
 // Requests are checked, done and answered in PSN order (responder.go, respack.go). ACKs

@@ -16,6 +16,9 @@ type Env struct {
 	// Dirty lists the lanes with completions that wait for Commit; the wire commits and
 	// clears it once a step, after the step's events.
 	Dirty []*CQ
+	// Low lists the shared receive queues that have fallen below their limit; the wire raises
+	// the event and clears the list once a step.
+	Low []*SRQ
 	// Counters count what all queue pairs of the wire do.
 	Counters Counters
 }

@@ -347,7 +347,8 @@ func (q *QP) forget() {
 	q.req.idle()
 	q.resp = responder{res: q.resp.res[:0]}
 	q.armed, q.rtrAt = nil, 0
-	q.commEst, q.notifySQ, q.cqErr = false, false, false
+	q.commEst, q.notifySQ = false, false
+	q.last = lastWQE{}
 	q.mtu, q.mtuShift = 0, 0
 	q.deadline = verbs.Never
 }

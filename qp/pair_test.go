@@ -183,6 +183,7 @@ type options struct {
 	ownPDForRemote   bool
 	separateRecvCQ   int
 	startAtZeroClock bool
+	srq              *SRQ // B's
 }
 
 func (o options) withDefaults() options {
@@ -252,9 +253,13 @@ func (p *pair) newNode(name string, num verbs.QPN) *node {
 	if err != nil {
 		p.t.Fatal(err)
 	}
-	n.q = newAt(Config{
+	cfg := Config{
 		Num: num, Type: p.o.typ, MTU: p.o.mtu, SQSigAll: p.o.sigAll, PD: testPD, SendCQ: n.cq, RecvCQ: recvCQ,
-	}, c, &n.env, p.o.posBase)
+	}
+	if name == "b" {
+		cfg.SRQ = p.o.srq
+	}
+	n.q = newAt(cfg, c, &n.env, p.o.posBase)
 	n.win = NewWindow(p.o.window)
 	n.q.SetWindow(n.win)
 	return n

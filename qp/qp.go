@@ -20,6 +20,9 @@ type Config struct {
 	// SendCQ and RecvCQ are lanes of the wire that will own the queue pair; required; they
 	// may be the same.
 	SendCQ, RecvCQ *CQ
+	// SRQ, when not nil, is where receives come from; it must be of the same PD. Cap's sizes of
+	// the receive queue mean nothing then.
+	SRQ *SRQ
 	// MTU bounds the messages of UD, which are one packet; 0 means 4096. RC and UC have the
 	// path MTU of their peer instead.
 	MTU verbs.MTU
@@ -51,6 +54,8 @@ type QP struct {
 	recvCQ *CQ
 	sq     *SendQueue
 	rq     *RecvQueue
+	srq    *SRQ
+	last   lastWQE
 	// spans runs parallel to the send queue: which PSNs the WQE in a slot takes.
 	spans []span
 
@@ -66,7 +71,6 @@ type QP struct {
 	commEst  bool
 	notifySQ bool // raise EvSQDrained once drained
 	closed   bool
-	cqErr    bool // EvCQErr was raised
 
 	mtu      uint32
 	mtuShift uint8
@@ -115,6 +119,9 @@ func New(cfg Config, env *Env) (*QP, error) {
 	if cfg.Num > verbs.QPNMask {
 		return nil, fmt.Errorf("%w: NUM: %#x exceeds 24 bits", verbs.ErrBadAttr, uint32(cfg.Num))
 	}
+	if err := checkSRQ(&cfg); err != nil {
+		return nil, err
+	}
 	c, err := resolveCap(cfg.Cap)
 	if err != nil {
 		return nil, err
@@ -128,10 +135,16 @@ func newAt(cfg Config, c verbs.QPCap, env *Env, start uint64) *QP {
 		num: cfg.Num, typ: cfg.Type, qpCap: c, pd: cfg.PD, env: env,
 		sendCQ: cfg.SendCQ, recvCQ: cfg.RecvCQ,
 		sq:       newSendQueue(cfg.Type, c, cfg.SQSigAll, env.Mem, cfg.PD, start),
-		rq:       newRecvQueue(c, start),
 		deadline: verbs.Never,
 	}
-	q.qpCap.MaxSendWR, q.qpCap.MaxRecvWR = q.sq.Depth(), q.rq.Depth()
+	q.qpCap.MaxSendWR = q.sq.Depth()
+	if q.srq = cfg.SRQ; q.srq == nil {
+		q.rq = newRecvQueue(c, start)
+		q.qpCap.MaxRecvWR = q.rq.Depth()
+	} else {
+		q.rq = newRecvQueue(verbs.QPCap{MaxRecvWR: 1, MaxRecvSGE: q.srq.maxSGE}, start)
+		q.qpCap.MaxRecvWR, q.qpCap.MaxRecvSGE = 0, 0
+	}
 	if q.typ == verbs.UD {
 		if q.udMTU = cfg.MTU; q.udMTU == 0 {
 			q.udMTU = verbs.MTU4096
@@ -174,14 +187,22 @@ func resolveCap(c verbs.QPCap) (verbs.QPCap, error) {
 func (q *QP) PostSend(wrs []verbs.SendWR) (n int, ring bool, err error) { return q.sq.Post(wrs) }
 
 // PostRecv puts a chain of receive requests into the receive queue: see [RecvQueue.Post].
-// Any goroutine.
-func (q *QP) PostRecv(wrs []verbs.RecvWR) (n int, ring bool, err error) { return q.rq.Post(wrs) }
+// With an SRQ it is ErrBadWR. Any goroutine.
+func (q *QP) PostRecv(wrs []verbs.RecvWR) (n int, ring bool, err error) {
+	if q.srq != nil {
+		return 0, false, verbs.ErrBadWR
+	}
+	return q.rq.Post(wrs)
+}
 
 // State returns the present state. Any goroutine.
 func (q *QP) State() verbs.QPState { return q.sq.stateNow() }
 
 // Num returns the queue pair's number. Any goroutine.
 func (q *QP) Num() verbs.QPN { return q.num }
+
+// SRQ returns the shared receive queue, nil when there is none. Any goroutine.
+func (q *QP) SRQ() *SRQ { return q.srq }
 
 // Type returns the transport service. Any goroutine.
 func (q *QP) Type() verbs.QPType { return q.typ }

@@ -73,11 +73,14 @@ func (q *RecvQueue) Post(wrs []verbs.RecvWR) (n int, ring bool, err error) {
 
 func (q *RecvQueue) write(pos uint64, wr *verbs.RecvWR) {
 	i := pos & q.mask
-	w := &q.wqes[i]
+	writeRecv(&q.wqes[i], q.sges[int(i)*q.maxSGE:], wr)
+}
+
+// writeRecv fills a slot and its SGEs.
+func writeRecv(w *RecvWQE, sges []verbs.SGE, wr *verbs.RecvWR) {
 	w.WRID, w.NumSGE = wr.WRID, uint8(len(wr.SGList))
 	yield.Point()
 	n := uint64(0)
-	sges := q.sges[int(i)*q.maxSGE:]
 	for j := range wr.SGList {
 		sges[j] = wr.SGList[j]
 		n += uint64(wr.SGList[j].Length)

@@ -146,7 +146,7 @@ func (q *QP) notReady() {
 // recvReady reports whether a receive WQE is there to be used.
 func (q *QP) recvReady() bool {
 	_, fate := q.rq.next()
-	return fate == FateSend
+	return fate == FateSend || q.srq != nil && q.stage()
 }
 
 // lengthFits checks a payload against the packet's place in its message (IBTA Vol 1,

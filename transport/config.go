@@ -87,6 +87,9 @@ type ConnParam struct {
 	// SendCQ and RecvCQ are where completions go; nil ones are made for the connection,
 	// one for both if both are nil, and closed with it.
 	SendCQ, RecvCQ *CQ
+	// SRQ, when not nil, is where the connection's receives come from, one of PD; Recv must be
+	// empty then, and a completion queue made for the connection has room for all its receives.
+	SRQ *SRQ
 	// Cap sizes the queue pair; zero fields take the defaults of verbs.QPCap.
 	Cap verbs.QPCap
 	// SQSigAll makes every send signaled.

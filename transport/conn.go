@@ -119,7 +119,7 @@ func (d *Device) connQP(p *ConnParam, wp *wire.ConnParam) (*QP, error) {
 	sendCQ, recvCQ := p.SendCQ, p.RecvCQ
 	var own []*CQ
 	if sendCQ == nil || recvCQ == nil {
-		c, err := d.CreateCQ(cqDepth(p.Cap))
+		c, err := d.CreateCQ(cqDepth(p.Cap, p.SRQ))
 		if err != nil {
 			return nil, err
 		}
@@ -131,7 +131,7 @@ func (d *Device) connQP(p *ConnParam, wp *wire.ConnParam) (*QP, error) {
 			recvCQ = c
 		}
 	}
-	q, err := d.newQP(pd, QPConfig{Type: p.Type, SendCQ: sendCQ, RecvCQ: recvCQ, Cap: p.Cap, SQSigAll: p.SQSigAll})
+	q, err := d.newQP(pd, QPConfig{Type: p.Type, SendCQ: sendCQ, RecvCQ: recvCQ, SRQ: p.SRQ, Cap: p.Cap, SQSigAll: p.SQSigAll})
 	if err != nil {
 		for _, c := range own {
 			_ = c.Close()
@@ -157,8 +157,11 @@ func (d *Device) connQP(p *ConnParam, wp *wire.ConnParam) (*QP, error) {
 	return q, nil
 }
 
-// cqDepth is room for everything a queue pair can have posted.
-func cqDepth(c verbs.QPCap) int {
+// cqDepth is room for everything a queue pair, or its shared receive queue, can have posted.
+func cqDepth(c verbs.QPCap, srq *SRQ) int {
+	if srq != nil {
+		c.MaxRecvWR = srq.Cap()
+	}
 	size := func(n int) int {
 		if n <= 0 {
 			n = 128

@@ -27,6 +27,9 @@ type CQ struct {
 
 	users  atomic.Int32 // queue pairs
 	closed atomic.Bool
+	erred  atomic.Bool // CQ_ERR was raised
+	events atomic.Uint32
+	num    uint32
 }
 
 // CreateCQ makes a completion queue for at least depth completions, 1 to 1<<22.
@@ -34,7 +37,7 @@ func (d *Device) CreateCQ(depth int) (*CQ, error) {
 	if depth < 1 || depth > 1<<22 {
 		return nil, fmt.Errorf("transport: completion queue depth %d, want 1 to %d", depth, 1<<22)
 	}
-	c := &CQ{dev: d}
+	c := &CQ{dev: d, num: d.lastNum.Add(1)}
 	for range d.ports {
 		lane := qp.NewCQ(depth)
 		lane.Tag = c
@@ -45,6 +48,9 @@ func (d *Device) CreateCQ(depth int) (*CQ, error) {
 	}
 	return c, nil
 }
+
+// Num returns the queue's number, which events about it carry.
+func (c *CQ) Num() uint32 { return c.num }
 
 // Poll moves up to len(wc) completions into wc and returns how many. It never blocks: when
 // there are none it drives the device by at most one bounded step and looks again. Polling
@@ -202,6 +208,19 @@ func (c *CQ) Close() error {
 	c.dev.untrack(c)
 	return nil
 }
+
+// failed raises CQ_ERR, once, if the queue has lost a completion, and wakes waiters: they
+// learn of it once they have taken what is left. Under a wire's role.
+func (c *CQ) failed() {
+	if c.overrun() && !c.erred.Swap(true) {
+		c.dev.events.raise(c, verbs.EventCQErr)
+		c.bell.RingVia(c.dev.waker)
+	}
+}
+
+func (c *CQ) pending() *atomic.Uint32 { return &c.events }
+
+func (c *CQ) event(t verbs.EventType) verbs.Event { return verbs.Event{Type: t, CQN: c.num} }
 
 func (c *CQ) shut() {
 	c.closed.Store(true)

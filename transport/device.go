@@ -36,6 +36,8 @@ type Device struct {
 	waker  *park.Waker   // wakes sleeping goroutines on behalf of the wires' threads
 	seats  *park.Seats   // bounds the waiters that sleep on a thread of their own
 	next   atomic.Uint32
+	// lastNum numbers completion queues and shared receive queues.
+	lastNum atomic.Uint32
 
 	ahMu sync.Mutex // keeps the wires' address handles the same
 

@@ -5,6 +5,7 @@ import (
 	"math/bits"
 	"slices"
 	"sync"
+	"sync/atomic"
 
 	"github.com/doorbell-rdma/doorbell/cm"
 	"github.com/doorbell-rdma/doorbell/internal/wire"
@@ -12,27 +13,36 @@ import (
 	"github.com/doorbell-rdma/doorbell/verbs"
 )
 
-// eventKinds numbers the events that can be pending on a queue pair, a bit each.
+// eventKinds numbers the events that can be pending on an object, a bit each.
 var eventKinds = [...]verbs.EventType{
 	verbs.EventCQErr, verbs.EventQPFatal, verbs.EventQPReqErr, verbs.EventQPAccessErr, verbs.EventCommEst,
 	verbs.EventSQDrained, verbs.EventQPLastWQEReached, verbs.EventPathMTU,
 	verbs.EventEstablished, verbs.EventRTU, verbs.EventDisconnected,
+	verbs.EventSRQLimitReached,
 }
 
-// eventQueue holds the queue pairs with pending events. An event that is raised again before
-// anybody read it is one event, so a queue that nobody reads is bounded by the queue pairs.
+// source is what events are about: a queue pair, a completion queue or a shared receive queue.
+type source interface {
+	// pending returns the set of its events that nobody has read.
+	pending() *atomic.Uint32
+	// event makes the event to read.
+	event(t verbs.EventType) verbs.Event
+}
+
+// eventQueue holds the objects with pending events. An event that is raised again before
+// anybody read it is one event, so a queue that nobody reads is bounded by the objects.
 type eventQueue struct {
 	mu    sync.Mutex
-	queue []*QP
+	queue []source
 	wake  chan struct{} // holds one token while queue may have something
 }
 
-func (e *eventQueue) raise(q *QP, t verbs.EventType) {
+func (e *eventQueue) raise(q source, t verbs.EventType) {
 	i := slices.Index(eventKinds[:], t)
 	if i < 0 {
 		return
 	}
-	if q.events.Or(1<<i) != 0 {
+	if q.pending().Or(1<<i) != 0 {
 		return // on the queue already
 	}
 	e.mu.Lock()
@@ -45,18 +55,18 @@ func (e *eventQueue) raise(q *QP, t verbs.EventType) {
 }
 
 // take returns one event, false when there is none.
-func (e *eventQueue) take() (*QP, verbs.EventType, bool) {
+func (e *eventQueue) take() (source, verbs.EventType, bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for len(e.queue) > 0 {
 		q := e.queue[0]
-		set := q.events.Load()
+		set := q.pending().Load()
 		if set == 0 {
 			e.queue = e.queue[1:]
 			continue
 		}
 		i := bits.TrailingZeros32(set)
-		if q.events.And(^uint32(1<<i)) == 1<<i {
+		if q.pending().And(^uint32(1<<i)) == 1<<i {
 			e.queue = e.queue[1:]
 		}
 		return q, eventKinds[i], true
@@ -65,18 +75,13 @@ func (e *eventQueue) take() (*QP, verbs.EventType, bool) {
 	return nil, 0, false
 }
 
-// NextEvent waits for an asynchronous event of any of the device's queue pairs and returns
-// it. Nobody has to read events: what is not read does not pile up. It returns ErrClosed when
+// NextEvent waits for an asynchronous event of any of the device's queue pairs, completion
+// queues and shared receive queues and returns it; its QPN, CQN or SRQN says whose. Nobody has to read events: what is not read does not pile up. It returns ErrClosed when
 // the device is closed, ctx.Err() when ctx ends first.
 func (d *Device) NextEvent(ctx context.Context) (verbs.Event, error) {
 	for {
 		if q, t, ok := d.events.take(); ok {
-			ev := verbs.Event{Type: t, QPN: q.Num()}
-			if t == verbs.EventRTU {
-				q.mu.Lock()
-				ev.PrivateData = q.rtuData
-				q.mu.Unlock()
-			}
+			ev := q.event(t)
 			// There may be more, and more than one reader.
 			select {
 			case d.events.wake <- struct{}{}:
@@ -92,6 +97,18 @@ func (d *Device) NextEvent(ctx context.Context) (verbs.Event, error) {
 			return verbs.Event{}, ctx.Err()
 		}
 	}
+}
+
+func (q *QP) pending() *atomic.Uint32 { return &q.events }
+
+func (q *QP) event(t verbs.EventType) verbs.Event {
+	ev := verbs.Event{Type: t, QPN: q.Num()}
+	if t == verbs.EventRTU {
+		q.mu.Lock()
+		ev.PrivateData = q.rtuData
+		q.mu.Unlock()
+	}
+	return ev
 }
 
 // upcalls is what a port's wire tells the device. It runs under the wire's role, so it only
@@ -148,12 +165,12 @@ func (u upcalls) ConnEvent(c *wire.Conn, t verbs.EventType, private []byte) {
 
 func (u upcalls) QPEvent(wq *wire.QP, t verbs.EventType) {
 	if q, ok := wq.Tag.(*QP); ok {
-		u.p.dev.events.raise(q, t)
 		if t == verbs.EventCQErr {
-			// Waiters learn of the overrun once they have taken what is left.
-			q.sendCQ.bell.RingVia(u.p.dev.waker)
-			q.recvCQ.bell.RingVia(u.p.dev.waker)
+			q.sendCQ.failed()
+			q.recvCQ.failed()
+			return
 		}
+		u.p.dev.events.raise(q, t)
 	}
 }
 

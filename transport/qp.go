@@ -19,8 +19,11 @@ type QPConfig struct {
 	Type verbs.QPType
 	// SendCQ and RecvCQ are required; they may be the same.
 	SendCQ, RecvCQ *CQ
-	Cap            verbs.QPCap
-	SQSigAll       bool
+	// SRQ, when not nil, is where receives come from, one of the same domain; PostRecv is an
+	// error then.
+	SRQ      *SRQ
+	Cap      verbs.QPCap
+	SQSigAll bool
 }
 
 // QP is a queue pair. All methods may be called by any goroutine.
@@ -36,6 +39,7 @@ type QP struct {
 	eng  *qp.QP
 
 	sendCQ, recvCQ *CQ
+	srq            *SRQ  // nil for none
 	ownCQs         []*CQ // made for this queue pair, closed with it
 
 	conn *wire.Conn // nil when the program drives the queue pair
@@ -60,15 +64,18 @@ func (pd *PD) CreateQP(cfg QPConfig) (*QP, error) {
 
 // newQP makes a queue pair on one of the device's wires.
 func (d *Device) newQP(pd *PD, cfg QPConfig) (*QP, error) {
+	if err := cfg.SRQ.attach(); err != nil {
+		return nil, err
+	}
 	p := d.pickPort()
-	q := &QP{dev: d, port: p, pd: pd, sendCQ: cfg.SendCQ, recvCQ: cfg.RecvCQ}
+	q := &QP{dev: d, port: p, pd: pd, sendCQ: cfg.SendCQ, recvCQ: cfg.RecvCQ, srq: cfg.SRQ}
 	q.link.init()
 	cfg.SendCQ.users.Add(1)
 	cfg.RecvCQ.users.Add(1)
 	err := p.do(func() (err error) {
 		q.wq, err = p.wire.CreateQP(qp.Config{
 			Type: cfg.Type, Cap: cfg.Cap, SQSigAll: cfg.SQSigAll, PD: pd.num,
-			SendCQ: cfg.SendCQ.lanes[p.index], RecvCQ: cfg.RecvCQ.lanes[p.index],
+			SendCQ: cfg.SendCQ.lanes[p.index], RecvCQ: cfg.RecvCQ.lanes[p.index], SRQ: cfg.SRQ.engine(),
 		})
 		if err == nil {
 			q.wq.Tag = q
@@ -87,9 +94,11 @@ func (d *Device) newQP(pd *PD, cfg QPConfig) (*QP, error) {
 	return q, nil
 }
 
+// releaseCQs ends the claims to what the queue pair is built on.
 func (q *QP) releaseCQs() {
 	q.sendCQ.users.Add(-1)
 	q.recvCQ.users.Add(-1)
+	q.srq.detach()
 	for _, c := range q.ownCQs {
 		_ = c.Close() // nobody else can use it
 	}
@@ -110,7 +119,10 @@ func (q *QP) CQ() *CQ { return q.recvCQ }
 // SendCQ returns the completion queue of the send queue.
 func (q *QP) SendCQ() *CQ { return q.sendCQ }
 
-// Cap returns the queue pair's true sizes.
+// SRQ returns the shared receive queue, nil when there is none.
+func (q *QP) SRQ() *SRQ { return q.srq }
+
+// Cap returns the queue pair's true sizes; those of receives are 0 with an SRQ.
 func (q *QP) Cap() verbs.QPCap { return q.eng.Cap() }
 
 // PostSend posts one send. It never blocks and allocates nothing. It returns ErrQueueFull
@@ -137,7 +149,8 @@ func (q *QP) PostSendList(wrs []verbs.SendWR) (n int, err error) {
 	return n, err
 }
 
-// PostRecv posts one receive, in any state but RESET. Errors are those of PostSend.
+// PostRecv posts one receive, in any state but RESET. Errors are those of PostSend; with an
+// SRQ it is verbs.ErrBadWR.
 func (q *QP) PostRecv(wr verbs.RecvWR) error {
 	wrs := [1]verbs.RecvWR{wr}
 	_, ring, err := q.eng.PostRecv(wrs[:])

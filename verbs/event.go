@@ -90,6 +90,9 @@ type Event struct {
 	Type EventType
 	// QPN is the queue pair concerned, 0 when the event is not about one.
 	QPN QPN
+	// SRQN is the shared receive queue concerned, CQN the completion queue; 0 when the event
+	// is not about one.
+	SRQN, CQN uint32
 	// PrivateData is what a late RTU brought (EventRTU); nil otherwise.
 	PrivateData []byte
 }

@@ -117,7 +117,7 @@ func (w *Wire) Dial(now verbs.Instant, q *QP, p DialParam) (*Conn, error) {
 		Path: p.Path, ServiceID: p.Service, SrcPort: p.SrcPort, Type: q.q.Type(),
 		QPN: q.Num(), StartPSN: c.startPSN, MTU: min(p.MTU, w.cfg.MaxMTU),
 		ResponderResources: p.ResponderResources, InitiatorDepth: p.InitiatorDepth,
-		RetryCnt: p.RetryCnt, RNRRetry: p.RNRRetry, AckTimeout: p.Timeout,
+		RetryCnt: p.RetryCnt, RNRRetry: p.RNRRetry, AckTimeout: p.Timeout, SRQ: q.q.SRQ() != nil,
 		PrivateData: w.offer(p.PrivateData, cm.MaxReqPrivate, uint32(q.Num()), p.Service.IsIP() && !p.NoExtension),
 	})
 	if err != nil {
@@ -205,7 +205,7 @@ func (w *Wire) sendREP(now verbs.Instant, c *Conn, q *QP, private []byte) error 
 	err := w.cm.Accept(now, c.id, cm.RepParams{
 		QPN: q.Num(), StartPSN: c.startPSN,
 		ResponderResources: c.params.ResponderResources, InitiatorDepth: c.params.InitiatorDepth,
-		RNRRetry: c.params.RNRRetry, PrivateData: with,
+		RNRRetry: c.params.RNRRetry, SRQ: q.q.SRQ() != nil, PrivateData: with,
 	})
 	if err == nil {
 		c.qp, q.conn, c.state = q, c, connAccepted

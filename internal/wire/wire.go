@@ -299,6 +299,13 @@ func (w *Wire) deliver(now verbs.Instant) (completions bool) {
 		q = next
 	}
 	w.run.touched = nil
+	for i, s := range w.env.Low {
+		if s.OnLow != nil {
+			s.OnLow()
+		}
+		w.env.Low[i] = nil
+	}
+	w.env.Low = w.env.Low[:0]
 	completions = len(w.env.Dirty) > 0
 	for i, lane := range w.env.Dirty {
 		w.up.Completions(lane, lane.Commit())
