@@ -14,6 +14,22 @@ import (
 type endpoint struct {
 	*transport.QP
 	sends, recvs []verbs.WC
+	to           datagram // where sends go, over UD
+}
+
+// datagram addresses the messages of a UD queue pair. The zero value is for the others.
+type datagram struct {
+	ah   verbs.AH
+	qpn  verbs.QPN
+	qkey uint32
+	// head is how much there is in front of a received message.
+	head int
+}
+
+// PostSend posts one send, to where this endpoint's sends go.
+func (e *endpoint) PostSend(wr verbs.SendWR) error {
+	wr.AH, wr.RemoteQPN, wr.RemoteQKey = e.to.ah, e.to.qpn, e.to.qkey
+	return e.QP.PostSend(wr)
 }
 
 // sent waits for the completion of a send, WRITE, READ or atomic.
@@ -56,6 +72,18 @@ func (e *endpoint) do(ctx context.Context, wr verbs.SendWR) error {
 	}
 	if _, err := e.sent(ctx); err != nil {
 		return fmt.Errorf("%v: %w", wr.Opcode, err)
+	}
+	return nil
+}
+
+// expect waits for a message of n bytes.
+func (e *endpoint) expect(ctx context.Context, n int) error {
+	wc, err := e.received(ctx)
+	if err != nil {
+		return fmt.Errorf("waiting for a message: %w", err)
+	}
+	if got := int(wc.ByteLen) - e.to.head; got != n {
+		return fmt.Errorf("a message of %d bytes, want %d", got, n)
 	}
 	return nil
 }

@@ -115,6 +115,7 @@ func TestPingpong(t *testing.T) {
 		{Type: verbs.RC, Size: 4096, Count: 20, MTU: verbs.MTU1024},
 		{Type: verbs.RC, Size: 20000, Count: 20, MTU: verbs.MTU4096},
 		{Type: verbs.UC, Size: 20000, Count: 20, MTU: verbs.MTU1024},
+		{Type: verbs.UD, Size: 1024, Count: 20, MTU: verbs.MTU1024},
 	} {
 		converse(t, func(ctx context.Context) error {
 			return PingpongClient(ctx, a, addr, o)
@@ -155,5 +156,26 @@ func TestPerftest(t *testing.T) {
 				})
 			}
 		}
+	}
+}
+
+func TestPerftestUnreliable(t *testing.T) {
+	a, b := pair(t)
+	tcp, addr := listenTCP(t)
+	for _, o := range []Perftest{
+		{Test: "send_bw", Type: verbs.UC, Size: 5000, Count: 200},
+		{Test: "send_lat", Type: verbs.UC, Size: 64, Count: 100},
+		{Test: "write_bw", Type: verbs.UC, Size: 5000, Count: 200},
+		{Test: "write_lat", Type: verbs.UC, Size: 64, Count: 100},
+		{Test: "send_bw", Type: verbs.UD, Size: 1000, Count: 200},
+		{Test: "send_lat", Type: verbs.UD, Size: 64, Count: 100},
+	} {
+		t.Run(fmt.Sprintf("%s/%v", o.Test, o.Type), func(t *testing.T) {
+			converse(t, func(ctx context.Context) error {
+				return PerftestClient(ctx, a, addr, o)
+			}, func(ctx context.Context) error {
+				return PerftestServer(ctx, b, nil, tcp, o)
+			})
+		})
 	}
 }

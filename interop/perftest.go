@@ -23,6 +23,10 @@ type Perftest struct {
 	// Test is the program's name without "ib_": send_bw, send_lat, write_bw, write_lat,
 	// read_bw, read_lat, atomic_bw or atomic_lat.
 	Test string
+	// Type is the service (-c): verbs.RC, which 0 means too, or without CM verbs.UC, for SEND
+	// and WRITE, or verbs.UD, for SEND of what fits into a packet. Without RC a lost message
+	// leaves both waiting, and there must be no more of them than receives are posted.
+	Type verbs.QPType
 	Size int // of a message in bytes (-s); atomics always have 8
 	// Count of messages or operations (-n), at least 5.
 	Count int
@@ -54,6 +58,12 @@ func (o Perftest) latency() bool { return strings.HasSuffix(o.Test, "_lat") }
 
 // resolve checks the options.
 func (o Perftest) resolve() (Perftest, error) {
+	if o.Type == 0 {
+		o.Type = verbs.RC
+	}
+	if v := o.verb(); o.Type != verbs.RC && (o.CM || v != "send" && (v != "write" || o.Type != verbs.UC)) {
+		return o, fmt.Errorf("there is no ib_%s over %v", o.Test, o.Type)
+	}
 	switch o.Test {
 	case "atomic_bw", "atomic_lat":
 		o.Size = 8
@@ -94,7 +104,7 @@ func (p *perftest) close() {
 
 // buffers registers memory. The WRITEs of a test move through a page when they are short.
 func (p *perftest) buffers() error {
-	size := max(p.Size, 4096)
+	size := max(grh(p.Type)+p.Size, 4096)
 	in, err := p.dev.PD().RegisterMR(make([]byte, size), verbs.LocalWrite|verbs.RemoteWrite|verbs.RemoteRead|verbs.RemoteAtomic)
 	if err != nil {
 		return err
@@ -124,7 +134,7 @@ func (p *perftest) recvs() (wrs []verbs.RecvWR) {
 	return wrs
 }
 
-func (p *perftest) recv() verbs.RecvWR { return verbs.RecvWR{SGList: p.in.SGL(0, p.Size)} }
+func (p *perftest) recv() verbs.RecvWR { return verbs.RecvWR{SGList: p.in.SGL(0, grh(p.Type)+p.Size)} }
 
 // PerftestClient is "ib_TEST HOST". server is the other end's address, of TCP or, with CM, of
 // its connection manager.
@@ -179,7 +189,7 @@ func (p *perftest) overTCP(ctx context.Context, c net.Conn) error {
 	if err != nil {
 		return err
 	}
-	q, err := newRaw(p.dev, verbs.RC, p.caps(), verbs.RemoteWrite|verbs.RemoteRead|verbs.RemoteAtomic)
+	q, err := newRaw(p.dev, p.Type, p.caps(), verbs.RemoteWrite|verbs.RemoteRead|verbs.RemoteAtomic)
 	if err != nil {
 		return err
 	}

@@ -19,10 +19,11 @@ import (
 // PingpongPort is the default TCP port of the ibv_*_pingpong programs.
 const PingpongPort = 18515
 
-// Pingpong says what an ibv_rc_pingpong or ibv_uc_pingpong does. Both ends must be told the
-// same.
+// Pingpong says what an ibv_rc_pingpong, ibv_uc_pingpong or ibv_ud_pingpong does. Both ends
+// must be told the same.
 type Pingpong struct {
-	// Type is verbs.RC or verbs.UC. Over UC a lost message leaves both waiting for ever.
+	// Type is verbs.RC, verbs.UC or verbs.UD. Without RC a lost message leaves both waiting
+	// for ever; over UD a message must fit into a packet.
 	Type  verbs.QPType
 	Size  int // of a message in bytes (-s)
 	Count int // of messages each way (-n)
@@ -46,7 +47,7 @@ type pingpong struct {
 func (o Pingpong) open(dev *transport.Device) (*pingpong, error) {
 	p := &pingpong{Pingpong: o}
 	var err error
-	if p.in, err = dev.PD().RegisterMR(make([]byte, o.Size), verbs.LocalWrite); err != nil {
+	if p.in, err = dev.PD().RegisterMR(make([]byte, grh(o.Type)+o.Size), verbs.LocalWrite); err != nil {
 		return nil, err
 	}
 	if p.out, err = dev.PD().RegisterMR(make([]byte, o.Size), 0); err != nil {
@@ -71,7 +72,7 @@ func (o Pingpong) open(dev *transport.Device) (*pingpong, error) {
 	return p, nil
 }
 
-func (p *pingpong) recv() verbs.RecvWR { return verbs.RecvWR{SGList: p.in.SGL(0, p.Size)} }
+func (p *pingpong) recv() verbs.RecvWR { return verbs.RecvWR{SGList: p.in.SGL(0, grh(p.Type)+p.Size)} }
 
 func (p *pingpong) close() {
 	if p.qp != nil {
@@ -150,7 +151,7 @@ func (p *pingpong) take(ctx context.Context, n int) error {
 	if err := p.qp.expect(ctx, p.Size); err != nil {
 		return fmt.Errorf("message %d: %w", n, err)
 	}
-	for i, b := range p.in.Bytes() {
+	for i, b := range p.in.Bytes()[grh(p.Type):] {
 		// ibv_rc_pingpong -c clears one byte of each page at the client and sends back from
 		// the buffer it receives into.
 		if i%pingpongPage != 0 && b != 0x7b || i%pingpongPage == 0 && b != 0 {
@@ -161,7 +162,7 @@ func (p *pingpong) take(ctx context.Context, n int) error {
 	return p.qp.PostRecv(p.recv())
 }
 
-// PingpongClient is "ibv_rc_pingpong -c HOST", or ibv_uc_pingpong. server is the other end's TCP address.
+// PingpongClient is "ibv_rc_pingpong -c HOST", or one of the others. server is the other end's TCP address.
 func PingpongClient(ctx context.Context, dev *transport.Device, server netip.AddrPort, o Pingpong) error {
 	p, err := o.open(dev)
 	if err != nil {
@@ -191,7 +192,7 @@ func PingpongClient(ctx context.Context, dev *transport.Device, server netip.Add
 	return p.play(ctx, true)
 }
 
-// PingpongServer is "ibv_rc_pingpong -c", or ibv_uc_pingpong, for one client, who is expected at ln.
+// PingpongServer is "ibv_rc_pingpong -c", or one of the others, for one client, who is expected at ln.
 func PingpongServer(ctx context.Context, dev *transport.Device, ln net.Listener, o Pingpong) error {
 	p, err := o.open(dev)
 	if err != nil {

@@ -25,9 +25,22 @@ type end struct {
 // rawQP is a queue pair that the program drives itself.
 type rawQP struct {
 	endpoint
+	dev *transport.Device
 	typ verbs.QPType
 	cq  *transport.CQ
+	ah  *transport.AH // of the peer, for UD
 	own end
+}
+
+// rawQKey is the Q_Key of ibv_ud_pingpong and perftest.
+const rawQKey = 0x11111111
+
+// grh is how much of a receive buffer lies before the message.
+func grh(typ verbs.QPType) int {
+	if typ == verbs.UD {
+		return transport.GRHLen
+	}
+	return 0
 }
 
 // newRaw makes a queue pair in INIT and the end to tell the peer about.
@@ -41,12 +54,16 @@ func newRaw(dev *transport.Device, typ verbs.QPType, size verbs.QPCap, access ve
 		_ = cq.Close() // nothing uses it
 		return nil, err
 	}
-	q := &rawQP{endpoint: endpoint{QP: qp}, typ: typ, cq: cq}
-	err = qp.Modify(verbs.QPAttr{
-		Mask:  verbs.AttrState | verbs.AttrPKeyIndex | verbs.AttrPort | verbs.AttrAccessFlags,
-		State: verbs.QPInit, Port: 1, AccessFlags: access,
-	})
-	if err != nil {
+	q := &rawQP{endpoint: endpoint{QP: qp}, dev: dev, typ: typ, cq: cq}
+	a := verbs.QPAttr{Mask: verbs.AttrState | verbs.AttrPKeyIndex | verbs.AttrPort, State: verbs.QPInit, Port: 1}
+	if typ == verbs.UD {
+		a.Mask |= verbs.AttrQKey
+		a.QKey = rawQKey
+	} else {
+		a.Mask |= verbs.AttrAccessFlags
+		a.AccessFlags = access
+	}
+	if err := qp.Modify(a); err != nil {
 		q.close()
 		return nil, err
 	}
@@ -58,6 +75,9 @@ func newRaw(dev *transport.Device, typ verbs.QPType, size verbs.QPCap, access ve
 
 func (q *rawQP) close() {
 	_ = q.QP.Close() // a raw queue pair has nobody to tell
+	if q.ah != nil {
+		_ = q.ah.Close()
+	}
 	_ = q.cq.Close()
 }
 
@@ -71,6 +91,14 @@ func (q *rawQP) connect(peer end, mtu verbs.MTU) error {
 }
 
 func (q *rawQP) toRTR(peer end, mtu verbs.MTU) error {
+	if q.typ == verbs.UD {
+		var err error
+		if q.ah, err = q.dev.PD().CreateAH(verbs.AV{Remote: netip.AddrPortFrom(peer.gid.Unmap(), transport.Port), Local: q.own.gid}); err != nil {
+			return err
+		}
+		q.to = datagram{ah: q.ah.Handle(), qpn: peer.qpn, qkey: rawQKey, head: transport.GRHLen}
+		return q.Modify(verbs.QPAttr{Mask: verbs.AttrState, State: verbs.QPRTR})
+	}
 	a := verbs.QPAttr{
 		Mask:  verbs.AttrState | verbs.AttrAV | verbs.AttrPathMTU | verbs.AttrDestQPN | verbs.AttrRQPSN,
 		State: verbs.QPRTR, AV: verbs.AV{Remote: netip.AddrPortFrom(peer.gid.Unmap(), transport.Port), Local: q.own.gid},

@@ -2,7 +2,6 @@ package interop
 
 import (
 	"context"
-	"fmt"
 	"net/netip"
 
 	"github.com/doorbell-rdma/doorbell/transport"
@@ -63,16 +62,4 @@ func rdmaServe(ctx context.Context, dev *transport.Device, req *transport.ConnRe
 	}
 	deferred, _ = qp.Published()
 	return deferred, e.expect(ctx, rdmaMessage)
-}
-
-// expect waits for a message of n bytes.
-func (e *endpoint) expect(ctx context.Context, n int) error {
-	wc, err := e.received(ctx)
-	if err != nil {
-		return fmt.Errorf("waiting for a message: %w", err)
-	}
-	if int(wc.ByteLen) != n {
-		return fmt.Errorf("a message of %d bytes, want %d", wc.ByteLen, n)
-	}
-	return nil
 }

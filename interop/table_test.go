@@ -13,6 +13,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -21,6 +22,8 @@ import (
 	"github.com/doorbell-rdma/doorbell/transport"
 	"github.com/doorbell-rdma/doorbell/verbs"
 )
+
+var keep = flag.Bool("keep", false, "keep the captures of conversations that passed, too")
 
 var full = flag.Bool("full", false, "every tool with every MTU and every loss; else two tools with these, and all tools without")
 
@@ -62,16 +65,19 @@ type feature struct {
 	there func(dev *transport.Device) bool
 }
 
-// has says whether the device, or its domain, has a method of the name.
-func has(name string) func(dev *transport.Device) bool {
+// has says whether the device, or its domain, has a method of one of the names.
+func has(names ...string) func(dev *transport.Device) bool {
 	return func(dev *transport.Device) bool {
-		return reflect.ValueOf(dev).MethodByName(name).IsValid() || reflect.ValueOf(dev.PD()).MethodByName(name).IsValid()
+		return slices.ContainsFunc(names, func(name string) bool {
+			return reflect.ValueOf(dev).MethodByName(name).IsValid() || reflect.ValueOf(dev.PD()).MethodByName(name).IsValid()
+		})
 	}
 }
 
 var (
-	needsUD  = feature{"address handles for datagrams", has("CreateAH")}
-	needsSRQ = feature{"shared receive queues", has("CreateSRQ")}
+	// By whatever name it will come.
+	needsSIDR = feature{"service ID resolution (SIDR)", has("ResolveUD", "DialUD", "Resolve", "ListenUD", "ListenDatagram", "DialDatagram")}
+	needsSRQ  = feature{"shared receive queues", has("CreateSRQ")}
 )
 
 // tools are the rows of the table.
@@ -81,6 +87,7 @@ func tools() []tool {
 		{name: "rdma_client and rdma_server", active: rdmaActive, passive: rdmaPassive, kinds: "CM SEND"},
 		{name: "ucmatose", active: ucmatoseActive, passive: ucmatosePassive, kinds: "CM SEND"},
 		{name: "ibv_rc_pingpong", active: pingpongActive(verbs.RC), passive: pingpongPassive(verbs.RC), exchange: true, kinds: "SEND"},
+		{name: "ibv_ud_pingpong", active: pingpongActive(verbs.UD), passive: pingpongPassive(verbs.UD), exchange: true, unreliable: true},
 		{name: "ibv_uc_pingpong", active: pingpongActive(verbs.UC), passive: pingpongPassive(verbs.UC), exchange: true, unreliable: true},
 	}
 	for _, test := range []string{"send_bw", "send_lat", "write_bw", "write_lat", "read_bw", "read_lat", "atomic_bw", "atomic_lat"} {
@@ -95,13 +102,21 @@ func tools() []tool {
 			tool{name: "ib_" + test + " -R", active: cm.active, passive: cm.passive, v4: "perftest 6.06 resolves IPv4 addresses only", kinds: "CM SEND " + kind},
 			tool{name: "ib_" + test, active: o.active, passive: o.passive, exchange: true, kinds: kind})
 	}
+	for _, o := range []Perftest{
+		{Test: "send_bw", Type: verbs.UC, Size: 5000, Count: 200}, {Test: "send_lat", Type: verbs.UC, Size: 64, Count: 100},
+		{Test: "write_bw", Type: verbs.UC, Size: 5000, Count: 200}, {Test: "write_lat", Type: verbs.UC, Size: 64, Count: 100},
+		{Test: "send_bw", Type: verbs.UD, Size: 1000, Count: 200}, {Test: "send_lat", Type: verbs.UD, Size: 64, Count: 100},
+	} {
+		rows = append(rows, tool{
+			name: fmt.Sprintf("ib_%s -c %v", o.Test, o.Type), active: o.active, passive: o.passive, exchange: true, unreliable: true,
+		})
+	}
 	swap := Perftest{Test: "atomic_bw", Count: 300, CM: true, Swap: true}
 	return append(rows,
 		tool{name: "ib_atomic_bw -R -A CMP_AND_SWAP", active: swap.active, passive: swap.passive, v4: "perftest 6.06 resolves IPv4 addresses only", kinds: "CM SEND atomic"},
-		tool{name: "ibv_ud_pingpong", missing: needsUD},
 		tool{name: "ibv_srq_pingpong", missing: needsSRQ},
-		tool{name: "udaddy", missing: needsUD},
-		tool{name: "ib_send_bw -R -c UD", missing: needsUD},
+		tool{name: "udaddy", missing: needsSIDR},
+		tool{name: "ib_send_bw -R -c UD", missing: needsSIDR},
 	)
 }
 
@@ -264,7 +279,7 @@ func newEnv(t *testing.T, ip string) *env {
 // capture writes what passes the tap into a file, and keeps it when the test fails.
 func capture(t *testing.T) {
 	t.Helper()
-	dir := filepath.Join(cacheDir, "failed")
+	dir := filepath.Join(cacheDir, "captures")
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -282,7 +297,7 @@ func capture(t *testing.T) {
 	t.Cleanup(func() {
 		_ = cmd.Process.Signal(syscall.SIGINT) // it writes what it has and ends
 		_ = cmd.Wait()
-		if !t.Failed() {
+		if !t.Failed() && !*keep {
 			_ = os.Remove(file)
 			return
 		}
@@ -484,8 +499,12 @@ func (e *env) gid() int {
 
 func (e *env) pingpong(typ verbs.QPType) (Pingpong, string) {
 	o := Pingpong{Type: typ, Size: 10000, Count: 50, MTU: e.mtu}
-	return o, fmt.Sprintf("ibv_%s_pingpong -c -d rxe0 -g %d -s %d -n %d -m %d",
-		strings.ToLower(typ.String()), e.gid(), o.Size, o.Count, e.mtu.Bytes())
+	args := fmt.Sprintf(" -m %d", e.mtu.Bytes())
+	if typ == verbs.UD { // a message is a packet of what the port can do
+		o.Size, args = min(1024, e.mtu.Bytes()), ""
+	}
+	return o, fmt.Sprintf("ibv_%s_pingpong -c -d rxe0 -g %d -s %d -n %d%s",
+		strings.ToLower(typ.String()), e.gid(), o.Size, o.Count, args)
 }
 
 func pingpongActive(typ verbs.QPType) func(e *env) error {
@@ -521,6 +540,9 @@ func (o Perftest) command(e *env) string {
 	}
 	if o.CM {
 		return args + " -R"
+	}
+	if o.Type != 0 {
+		args += fmt.Sprintf(" -c %v", o.Type)
 	}
 	return args + fmt.Sprintf(" -x %d -m %d", e.gid(), e.mtu.Bytes())
 }
