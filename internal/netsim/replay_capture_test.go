@@ -29,8 +29,8 @@ type frame struct {
 	src, dst netip.AddrPort
 	raw      []byte // BTH to ICRC
 	p        roce.Packet
-	// unseen: it is not in the file, but must have been sent. It has no payload then.
-	unseen bool
+	// unknown: it must have been sent, but what its payload was is not known.
+	unknown bool
 }
 
 func (f *frame) String() string { return fmt.Sprintf("#%d %v %v", f.n, f.src.Addr(), &f.p) }

@@ -121,6 +121,7 @@ func (r *replay) prepare(s *side, f *frame) {
 	if p.Opcode.IsResponse() {
 		if p.Opcode == roce.RCAck && roce.IsRNR(p.AETH.Syndrome) {
 			s.fedRNR[p.PSN] = s.covered[p.PSN]
+			s.restUntil = r.now.Add(roce.RNRTimerOf(p.AETH.Syndrome).Duration())
 		}
 		return
 	}
@@ -353,9 +354,11 @@ func (r *replay) coversAnswer(a, b *roce.Packet) bool {
 		return p.PSN.Next()
 	}
 	switch {
+	case !r.together && !r.truncated:
+		return false // one by one, each is answered
 	case roce.IsAck(a.AETH.Syndrome):
 		return !done(b).Before(done(a))
-	case a.AETH.Syndrome == roce.NakPSNSeq && r.together:
+	case a.AETH.Syndrome == roce.NakPSNSeq:
 		return done(a).Before(done(b))
 	}
 	return false
@@ -430,11 +433,8 @@ func (r *replay) same(s *side, linux *frame, our *sent, x *row) bool {
 		w.Opcode, w.AETH = g.Opcode, g.AETH
 		x.note("a READ's answer to a duplicate has its own opcodes and MSN")
 	}
-	if linux.unseen && g.Opcode.IsReadResponse() {
-		w.Payload, w.Pad = g.Payload, g.Pad
-	}
-	if linux.unseen && g.Opcode == roce.RCAtomicAck {
-		w.AtomicAck = g.AtomicAck // what it is is seen in the atomics that follow
+	if linux.unknown {
+		w.Payload, w.Pad, w.AtomicAck = g.Payload, g.Pad, g.AtomicAck
 	}
 	if w.Opcode == roce.RCAck && w.AETH.Syndrome == roce.NakRemOp && g.AETH.Syndrome == roce.NakInvReq {
 		for _, m := range s.recvs {
@@ -547,6 +547,13 @@ func (r *replay) checkSends(s *side, x *row) {
 		if wc.WRID != uint64(2*i) || wc.Status != want[i] {
 			r.t.Errorf("send %d (%v) completes as %+v, want %v", i, m.first, wc, want[i])
 			return
+		}
+		if wc.Status == verbs.RetryExcErr {
+			// IBTA Vol 1, 9.7.6.1.3: not before the timeouts, and each at most four times as long.
+			all := time.Duration(s.retry+1) * s.timeout.Duration()
+			if d := s.lastDone.Sub(s.did[0].at); d < all || d > 4*all {
+				r.t.Errorf("we give up after %v, want %v at the least", d, all)
+			}
 		}
 		if wc.Status != verbs.WCSuccess || m.length == 0 {
 			continue

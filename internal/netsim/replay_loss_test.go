@@ -1,6 +1,7 @@
 package netsim
 
 import (
+	"encoding/binary"
 	"testing"
 
 	"github.com/doorbell-rdma/doorbell/roce"
@@ -75,7 +76,7 @@ func explain(t testing.TB, b *endpoint, lostCost int) (lost map[*frame]bool, ans
 					answers = append(answers, x.answers[j])
 					j++
 				} else {
-					answers = append(answers, &frame{n: f.n, at: f.at, p: all[k].p, unseen: true})
+					answers = append(answers, unseen(b, f, &all[k].p))
 				}
 			}
 		}
@@ -83,6 +84,23 @@ func explain(t testing.TB, b *endpoint, lostCost int) (lost map[*frame]bool, ans
 	}
 	t.Logf("%d of %d packets of A and %d of %d answers of B were lost", len(lost), len(b.in), len(answers)-len(x.answers), len(answers))
 	return lost, answers
+}
+
+// unseen makes an answer to f that was lost. What it said, if anything, is what the other
+// answers of this PSN say.
+func unseen(b *endpoint, f *frame, p *roce.Packet) *frame {
+	g := &frame{n: f.n, at: f.at, src: f.dst, dst: f.src, p: *p}
+	said := payloads(b.out, p.PSN)
+	switch {
+	case p.Opcode == roce.RCAck:
+	case len(said) == 0:
+		g.unknown = true
+	case p.Opcode == roce.RCAtomicAck:
+		g.p.AtomicAck = binary.NativeEndian.Uint64(said[0])
+	default:
+		g.p.Payload, g.p.Pad = said[0], roce.PadCount(len(said[0]))
+	}
+	return g
 }
 
 // from returns the best story from a point on.
@@ -121,12 +139,12 @@ func (x *teller) see(at point, all []modelled, visible []bool, next point, cost 
 		return
 	}
 	a := &all[len(visible)]
+	x.see(at, all, append(visible, false), next, cost+3, best) // first: it was lost, and not late
 	if next.j < len(x.answers) && x.answers[next.j].n > x.b.in[at.i].n && a.is(&x.answers[next.j].p) {
 		seen := next
 		seen.j++
 		x.see(at, all, append(visible, true), seen, cost, best)
 	}
-	x.see(at, all, append(visible, false), next, cost+3, best)
 }
 
 // is reports whether a captured answer is this one.

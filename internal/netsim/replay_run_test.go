@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/doorbell-rdma/doorbell/cm"
 	"github.com/doorbell-rdma/doorbell/internal/link"
@@ -37,6 +38,8 @@ type replay struct {
 
 	// lossless captures: whatever we send arrives.
 	lossless bool
+	// truncated captures lack packets of the peer.
+	truncated bool
 	// silent: where Linux has one answer, we have none.
 	silent bool
 
@@ -57,6 +60,9 @@ type side struct {
 	covered map[verbs.PSN]int
 	// fedRNR is what covered was of a PSN when an RNR NAK of it was fed last.
 	fedRNR map[verbs.PSN]int
+	// restUntil is when the last RNR NAK allows requests again.
+	restUntil verbs.Instant
+	lastDone  verbs.Instant // when the last send completed
 
 	regions  []*mr.Region // of sends
 	buffers  []*mr.Region // of recvs
@@ -185,6 +191,9 @@ func (r *replay) took(m *link.Tx, path *roce.Path, id uint16, b []byte) {
 	s.done = from.expected
 	from.did = append(from.did, s)
 	if s.p.Opcode.IsRequest() {
+		if s.at < from.restUntil {
+			r.t.Errorf("at %v we send %v, %v before the RNR timer ends", time.Duration(s.at), &s.p, from.restUntil.Sub(s.at))
+		}
 		n := 1
 		if s.p.Opcode == roce.RCReadRequest {
 			mtu := from.mtu.Bytes()
@@ -390,7 +399,7 @@ func (r *replay) settle() {
 				if c.WRID%2 == 1 {
 					s.received = append(s.received, c)
 				} else {
-					s.status = append(s.status, c)
+					s.status, s.lastDone = append(s.status, c), r.now
 				}
 			}
 		}
