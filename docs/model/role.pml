@@ -13,7 +13,8 @@
    no mark, packet, command or due deadline is left, no waiter is parked on a completion, the role is
    free. So "eventually" below means "without another event, and without time passing, but for naps".
    Since every process but the thread is finite, a run that never comes to rest is a livelock; the
-   "live" configurations look for those under weak fairness. */
+   "live" configurations look for those under weak fairness. Without a thread (before Run) budgets do not
+   count: NOBUDGET. */
 
 /* PANFLAGS: -DCOLLAPSE -DVECTORSZ=2048 */
 /* CONFIG post: -DPOSTERS=2 -DPOSTS=1 -DPOLLERS=1 */
@@ -25,8 +26,8 @@
 /* CONFIG waitone: -DPACKETS=1 -DWAITER */
 /* CONFIG waitpoll: -DPACKETS=2 -DPOLLERS=1 -DWAITER */
 /* CONFIG command: -DCOMMANDS=2 -DPOSTERS=1 -DPOSTS=1 -DNOINLINE */
-/* CONFIG all: -DPOSTERS=1 -DPOSTS=1 -DPACKETS=1 -DPOLLERS=1 -DCOMMANDS=1 -DWAITER -DTIMERS -DEPOCHS=1 slow */
 /* CONFIG close: -DCLOSE -DCOMMANDS=1 -DPOSTERS=1 -DPOSTS=1 -DPACKETS=1 */
+/* CONFIG nothread: -DNOTHREAD -DNOBUDGET -DCLOSE -DCOMMANDS=1 -DPOSTERS=1 -DPOSTS=1 */
 /* CONFIG live: -DPOSTERS=1 -DPOSTS=1 -DPOLLERS=1 -DNOBUDGET progress fair */
 /* CONFIG forever: -DPOSTERS=1 -DPOSTS=2 -DPOLLERS=1 -DFOREVER ltl=served fair */
 /* CONFIG livewait: -DPACKETS=1 -DWAITER -DCOMMANDS=1 -DNOBUDGET progress fair */
@@ -50,6 +51,7 @@
 /* MUTANT forgetful @close: Close does not answer the commands that are left */
 /* MUTANT untold @close: Close does not wake the thread */
 /* MUTANT latewake @close: Close does not wait for those about to wake the thread */
+/* MUTANT budget @nothread: a budget before there is a thread to hand over to */
 /* MUTANT napnote @live: the napping thread leaves notes */
 
 #ifndef POSTERS
@@ -72,6 +74,10 @@
 #endif
 #ifndef EPOCHS
 #define EPOCHS 0
+#endif
+
+#ifdef MUT_budget
+#undef NOBUDGET
 #endif
 
 #define NEVER 9 /* later than every instant */
@@ -355,6 +361,9 @@ inline release(ok, d, w) {
 	skip
 }
 
+#ifdef NOTHREAD
+init { exited = true }
+#else
 active proctype Thread() {
 	bool ok, more, force;
 	byte n;
@@ -460,6 +469,7 @@ nap:
 done:
 	exited = true
 }
+#endif
 
 #if POSTERS > 0
 /* Poster: writes its work, marks it, and rings for the first mark; or sends it inline. */

@@ -32,10 +32,11 @@ func (c *command) finish(err error) {
 type commands struct {
 	queued atomic.Bool // the list is not empty; written under mu
 	closed atomic.Bool // the last command was run, nothing is taken any more; written under mu
+	// running: there is a thread, which will look at the role sooner or later; written under mu.
+	running atomic.Bool
 
-	mu      sync.Mutex
-	list    []*command
-	running bool // Run has been called
+	mu   sync.Mutex
+	list []*command
 
 	slots  chan struct{} // bounds the list
 	dead   chan struct{} // closed when closed is set
@@ -139,10 +140,7 @@ func (r *Role) Close(last func()) error {
 		<-c.gone
 		return err
 	}
-	c.mu.Lock()
-	running := c.running
-	c.mu.Unlock()
-	if running {
+	if c.running.Load() { // begin has seen closed, or set this
 		r.sleeper.Wake()
 		<-c.exited
 	}
@@ -165,9 +163,8 @@ func (r *Role) begin() bool {
 	if c.closed.Load() {
 		return false
 	}
-	if c.running {
+	if c.running.Swap(true) {
 		panic("BUG: role: Run called twice")
 	}
-	c.running = true
 	return true
 }

@@ -369,9 +369,7 @@ func (r *rig) shut() {
 	if err := r.Close(func() { r.w.enter(); r.w.exit() }); err != nil {
 		return
 	}
-	r.s.mu.Lock()
-	r.s.dead = true
-	r.s.mu.Unlock()
+	r.dead()
 }
 
 // post is a poster: work, then the mark, and for the first mark the ring.

@@ -74,7 +74,8 @@ type Counters struct {
 	Naps, Sleeps, Wakes, HandOvers, Commands atomic.Uint64
 }
 
-// New makes a free role over d and s. Until Run is called nobody but takers drives.
+// New makes a free role over d and s. Until Run is called nobody but takers drives, and
+// their budgets do not count, for there is nobody to hand over to.
 func New(d Driver, s Sleeper) *Role {
 	r := &Role{driver: d, sleeper: s}
 	r.bed.Store(awake)
@@ -161,7 +162,8 @@ func (r *Role) turn() (more, ok bool) {
 	return r.driver.Step(), true
 }
 
-// settle steps as long as there is work and budget, and releases the role.
+// settle steps as long as there is work and budget, and releases the role. Before there is
+// a thread to hand over to, the budget does not count.
 func (r *Role) settle(budget int) {
 	for {
 		more, ok := r.turn()
@@ -173,7 +175,7 @@ func (r *Role) settle(budget int) {
 		if !more && r.release() {
 			return
 		}
-		if budget <= 0 {
+		if budget <= 0 && r.commands.running.Load() {
 			r.handOver()
 			return
 		}

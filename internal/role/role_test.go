@@ -79,6 +79,7 @@ func TestWhoWakes(t *testing.T) {
 		{"a note and no budget", int64(verbs.Never), verbs.Never, func(r *rig) { r.TryDrive(func() { r.w.endless = true; r.Ring() }) }, 1, awake},
 	} {
 		r := newRig(t, false)
+		r.commands.running.Store(true)
 		r.w.next = c.next
 		r.bed.Store(c.bed)
 		c.do(r)
@@ -93,6 +94,7 @@ func TestWhoWakes(t *testing.T) {
 
 func TestBudget(t *testing.T) {
 	r := newRig(t, false)
+	r.commands.running.Store(true)
 	r.w.endless = true
 	for _, budget := range []int{-1, 0, 1, 2, 7} {
 		r.w.steps = 0
@@ -114,58 +116,61 @@ func TestBudget(t *testing.T) {
 // While somebody drives the thread naps, whatever arrives; when nobody does, one nap later
 // it sleeps with the socket armed. A waiter that hands back need not wait for the nap.
 func TestThreadNapsWhileDriven(t *testing.T) {
-	s := newSock(true)
-	naps := make(chan int)
-	n := 0
-	s.nap = func(token func() bool) {
-		n++
-		naps <- n // a nap begins
-		for {
-			if token() { // told to get up
-				return
-			}
-			select {
-			case <-naps: // the nap is over
-				return
-			default:
-				runtime.Gosched()
-			}
+	r := newRig(t, true)
+	var naps, over atomic.Int64 // naps that began, and those that the test has ended
+	r.s.nap = func(token func() bool) {
+		for n := naps.Add(1); over.Load() < n && !token(); {
+			runtime.Gosched()
 		}
+		over.Store(naps.Load())
 	}
-	w := &wire{s: s, next: verbs.Never, rng: rand.New(rand.NewPCG(1, 1))}
-	r := &rig{Role: New(w, s), t: t, w: w, s: s}
-	w.bell.role = r.Role
+	nap := func(n int64) {
+		t.Helper()
+		r.until("a nap", func() bool { return naps.Load() == n && r.bed.Load() == napping })
+	}
+	sleep := func() {
+		t.Helper()
+		r.until("sleep", func() bool { return r.rest(false) })
+	}
+	end := func() { over.Add(1) }
 	r.run()
-	r.until("first sleep", func() bool { return r.rest(false) })
+	sleep()
 	r.Poll(1)
-	s.deliver() // wakes the thread, which then sees the drive
-	<-naps
-	for i := range 5 {
+	r.s.deliver() // wakes the thread, which then sees the drive
+	nap(1)
+	for n := range int64(5) {
 		r.Poll(1)
-		s.deliver()
-		if s.asleep() || w.got.Load() != int64(i+1) {
-			t.Fatalf("received %d after %d, or asleep", w.got.Load(), i+1)
+		r.s.deliver()
+		if r.s.asleep() || r.w.got.Load() != n+1 {
+			t.Fatalf("received %d after %d, or asleep", r.w.got.Load(), n+1)
 		}
-		naps <- 0
-		if got := <-naps; got != i+2 {
-			t.Fatal("a nap is missing")
-		}
-		if w.got.Load() != int64(i+2) {
+		end()
+		nap(n + 2)
+		if r.w.got.Load() != n+2 {
 			t.Fatal("the packet was not received between two naps")
 		}
+	}
+	if !r.word.TryBorrow() {
+		t.Fatal("the napping thread owns the role")
+	}
+	end() // it looks, finds the role owned, leaves no note and naps on
+	nap(7)
+	if !r.word.Leave() {
+		r.word.Drop()
+		t.Fatal("the napping thread left a note")
 	}
 	if r.Counters.Wakes.Load() != 0 {
 		t.Fatal("woken without need")
 	}
-	naps <- 0 // a whole nap without a drive
-	r.until("sleep", func() bool { return r.rest(false) })
+	end() // a whole nap without a drive
+	sleep()
 
 	r.Poll(1)
-	s.deliver()
-	<-naps
+	r.s.deliver()
+	nap(8)
 	r.Poll(1)
 	r.HandBack() // the nap goes on until then
-	r.until("sleep", func() bool { return r.rest(false) })
+	sleep()
 	if r.Counters.Wakes.Load() != 1 {
 		t.Fatal("HandBack did not wake the thread")
 	}
@@ -249,13 +254,13 @@ func TestClose(t *testing.T) {
 				return r.Close(func() { r.w.enter(); final.Add(1); r.w.exit() })
 			}
 			var errs [2]error
-			others.Go(func() { start.Wait(); errs[1] = shut(); r.deadFrom(errs[1]) })
+			others.Go(func() { start.Wait(); errs[1] = shut(); r.dead() })
 			start.Done()
 			if i%3 > 0 {
 				runtime.Gosched()
 			}
 			errs[0] = shut()
-			r.deadFrom(errs[0])
+			r.dead()
 			others.Wait()
 			r.wg.Wait()
 			if errors.Is(errs[0], ErrClosed) == errors.Is(errs[1], ErrClosed) || final.Load() != 1 {
@@ -277,13 +282,11 @@ func TestClose(t *testing.T) {
 	})
 }
 
-// deadFrom makes every later use of the sleeper a panic, once the first Close is through.
-func (r *rig) deadFrom(err error) {
-	if err == nil {
-		r.s.mu.Lock()
-		r.s.dead = true
-		r.s.mu.Unlock()
-	}
+// dead makes every later use of the sleeper a panic: a Close has returned.
+func (r *rig) dead() {
+	r.s.mu.Lock()
+	r.s.dead = true
+	r.s.mu.Unlock()
 }
 
 func TestCloseWithoutThread(t *testing.T) {
@@ -293,6 +296,45 @@ func TestCloseWithoutThread(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.Role.Run() // returns
+}
+
+// script is a waiter that is ready at some of its polls, and writes down what is asked of it.
+type script struct {
+	ready []bool
+	err   error
+	log   string
+}
+
+func (s *script) Ready() bool {
+	s.log += "r"
+	now := s.ready[0]
+	s.ready = s.ready[1:]
+	return now
+}
+func (s *script) Arm()        { s.log += "a" }
+func (s *script) Disarm()     { s.log += "d" }
+func (s *script) Park() error { s.log += "p"; return s.err }
+
+func TestAwait(t *testing.T) {
+	over := errors.New("over")
+	for _, c := range []struct {
+		ready     []bool
+		park, err error
+		log       string
+	}{
+		{[]bool{true}, nil, nil, "r"},
+		{[]bool{false, true}, nil, nil, "rard"},
+		{[]bool{false, false, true}, nil, nil, "rarpr"},
+		{[]bool{false, false, false, false, true}, nil, nil, "rarprarpr"},
+		{[]bool{true}, over, nil, "r"},
+		{[]bool{false, false, true}, over, nil, "rarpdr"}, // a result is preferred
+		{[]bool{false, false, false}, over, over, "rarpdr"},
+	} {
+		s := &script{ready: c.ready, err: c.park}
+		if err := Await(s); err != c.err || s.log != c.log {
+			t.Errorf("ready %v: %v, %q; want %v, %q", c.ready, err, s.log, c.err, c.log)
+		}
+	}
 }
 
 // nothing is a driver and sleeper that costs nothing.
