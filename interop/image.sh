@@ -5,11 +5,11 @@
 #
 # Needs root and, on Debian, apt: what is missing of its own tools gets installed. It changes
 # nothing else on the machine: packages of the guest are unpacked, never configured or run.
-# About a minute, 120 MB to download.
+# A minute or two, 120 MB to download.
 set -eu
 
 SUITE=bookworm
-PACKAGES=linux-image-amd64,rdma-core,ibverbs-utils,ibverbs-providers,rdmacm-utils,perftest,iproute2,kmod,bash,coreutils,procps,tcpdump
+PACKAGES=linux-image-amd64,rdma-core,ibverbs-utils,ibverbs-providers,rdmacm-utils,perftest,iproute2,kmod,bash,coreutils,procps
 MODULES="virtio_pci virtio_net virtio_rng rdma_rxe rdma_ucm ib_uverbs crc32_generic crc32-pclmul"
 
 say() { echo "image.sh: $*" >&2; }
@@ -68,7 +68,7 @@ done
 cp "$work/tree/lib/modules/$version"/modules.order "$work/tree/lib/modules/$version"/modules.builtin* "$root/lib/modules/$version/"
 depmod -b "$root" "$version"
 rm -rf "$root"/boot "$root"/usr/share "$root"/var "$root"/usr/include "$root"/usr/lib/python3* "$root"/usr/lib/x86_64-linux-gnu/perl* \
-	"$root"/usr/lib/x86_64-linux-gnu/gconv "$root"/usr/lib/udev "$root"/lib/udev "$root"/lib/systemd "$root"/usr/lib/systemd "$root"/usr/lib/apt
+	"$root"/usr/bin/perl* "$root"/usr/lib/x86_64-linux-gnu/libperl* "$root"/usr/lib/x86_64-linux-gnu/gconv "$root"/usr/lib/udev "$root"/lib/udev "$root"/lib/systemd "$root"/usr/lib/systemd "$root"/usr/lib/apt
 find "$root"/usr/lib/x86_64-linux-gnu/libibverbs "$root"/etc/libibverbs.d -type f ! -name '*rxe*' -delete
 mkdir -p "$root"/proc "$root"/sys "$root"/dev "$root"/tmp "$root"/run "$root"/root "$root"/var
 echo 'root:x:0:0:root:/root:/bin/bash' >"$root/etc/passwd"

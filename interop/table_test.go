@@ -65,19 +65,23 @@ type feature struct {
 	there func(dev *transport.Device) bool
 }
 
-// has says whether the device, or its domain, has a method of one of the names.
-func has(names ...string) func(dev *transport.Device) bool {
+// has says whether the device, or its domain, has a method whose name has one of the parts.
+func has(parts ...string) func(dev *transport.Device) bool {
 	return func(dev *transport.Device) bool {
-		return slices.ContainsFunc(names, func(name string) bool {
-			return reflect.ValueOf(dev).MethodByName(name).IsValid() || reflect.ValueOf(dev.PD()).MethodByName(name).IsValid()
-		})
+		for _, typ := range []reflect.Type{reflect.TypeOf(dev), reflect.TypeOf(dev.PD())} {
+			for m := range typ.NumMethod() {
+				if slices.ContainsFunc(parts, func(part string) bool { return strings.Contains(typ.Method(m).Name, part) }) {
+					return true
+				}
+			}
+		}
+		return false
 	}
 }
 
 var (
-	// By whatever name it will come.
-	needsSIDR = feature{"service ID resolution (SIDR)", has("ResolveUD", "DialUD", "Resolve", "ListenUD", "ListenDatagram", "DialDatagram")}
-	needsSRQ  = feature{"shared receive queues", has("CreateSRQ")}
+	needsSIDR = feature{"service ID resolution (SIDR)", has("SIDR", "Resolve", "UD", "Datagram")}
+	needsSRQ  = feature{"shared receive queues", has("SRQ", "SharedReceive")}
 )
 
 // tools are the rows of the table.
@@ -284,7 +288,7 @@ func capture(t *testing.T) {
 		t.Fatal(err)
 	}
 	file := filepath.Join(dir, strings.NewReplacer("/", "_", "%", "").Replace(t.Name())+".pcap")
-	cmd := exec.Command("tcpdump", "-i", "tap0", "-s", "0", "-U", "--immediate-mode", "-Z", "root", "-w", file, "udp port 4791")
+	cmd := exec.Command("tcpdump", "-i", "tap0", "-s", "0", "-B", "16384", "-U", "--immediate-mode", "-Z", "root", "-w", file, "udp port 4791")
 	stderr, err := cmd.StderrPipe()
 	if err != nil {
 		t.Fatal(err)

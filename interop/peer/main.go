@@ -30,7 +30,7 @@ import (
 const usage = `usage: peer -bind ADDR [options] TOOL [HOST]
 
 TOOL is rping, rdma (rdma_client, rdma_server), ucmatose, ibv_rc_pingpong, ibv_uc_pingpong,
-ib_send_bw, ib_send_lat, ib_write_bw, ib_write_lat, ib_read_bw, ib_read_lat, ib_atomic_bw or
+ibv_ud_pingpong, ib_send_bw, ib_send_lat, ib_write_bw, ib_write_lat, ib_read_bw, ib_read_lat, ib_atomic_bw or
 ib_atomic_lat. With HOST it is the client, without the server of one client. Both ends must
 be given the same size and count.
 
@@ -53,6 +53,7 @@ type options struct {
 	count int
 	mtu   verbs.MTU
 	cm    bool
+	typ   verbs.QPType
 	tool  string
 }
 
@@ -68,10 +69,14 @@ func parse(args []string, out io.Writer) (o options, err error) {
 	f.IntVar(&o.count, "n", 10, "number of messages, or of pings (rping -C, ucmatose -C)")
 	bytes := f.Int("m", 1024, "path MTU in bytes, 256 to 4096")
 	f.BoolVar(&o.cm, "R", false, "ib_*: connect by the connection manager, as the tools do with -R")
+	service := f.String("c", "RC", "ib_*: service, RC, UC or UD")
 	if err := f.Parse(args); err != nil {
 		return o, err
 	}
 	var ok bool
+	if o.typ, ok = map[string]verbs.QPType{"RC": verbs.RC, "UC": verbs.UC, "UD": verbs.UD}[*service]; !ok {
+		return o, fmt.Errorf("-c %s: a service is RC, UC or UD", *service)
+	}
 	if o.mtu, ok = verbs.MTUForBytes(*bytes); !ok {
 		return o, fmt.Errorf("-m %d: a path MTU is 256, 512, 1024, 2048 or 4096", *bytes)
 	}
@@ -158,11 +163,9 @@ func (o options) talk(ctx context.Context, dev *transport.Device) error {
 			return interop.UcmatoseClient(ctx, dev, to(interop.RDMAPort), u)
 		}
 		return listen(interop.RDMAPort, func(ln *transport.Listener) error { return interop.UcmatoseServer(ctx, dev, ln, u) })
-	case "ibv_rc_pingpong", "ibv_uc_pingpong":
-		p := interop.Pingpong{Type: verbs.RC, Size: o.size, Count: o.count, MTU: o.mtu}
-		if o.tool == "ibv_uc_pingpong" {
-			p.Type = verbs.UC
-		}
+	case "ibv_rc_pingpong", "ibv_uc_pingpong", "ibv_ud_pingpong":
+		typ := map[string]verbs.QPType{"ibv_rc_pingpong": verbs.RC, "ibv_uc_pingpong": verbs.UC, "ibv_ud_pingpong": verbs.UD}[o.tool]
+		p := interop.Pingpong{Type: typ, Size: o.size, Count: o.count, MTU: o.mtu}
 		if client {
 			return interop.PingpongClient(ctx, dev, to(interop.PingpongPort), p)
 		}
@@ -172,7 +175,7 @@ func (o options) talk(ctx context.Context, dev *transport.Device) error {
 	if !ok {
 		return errors.New("there is no such tool; see -help")
 	}
-	p := interop.Perftest{Test: test, Size: o.size, Count: o.count, MTU: o.mtu, CM: o.cm}
+	p := interop.Perftest{Test: test, Type: o.typ, Size: o.size, Count: o.count, MTU: o.mtu, CM: o.cm}
 	switch {
 	case client:
 		return interop.PerftestClient(ctx, dev, to(interop.PerftestPort), p)

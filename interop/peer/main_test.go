@@ -15,7 +15,7 @@ import (
 // Each tool, both ends in this process.
 func TestRun(t *testing.T) {
 	for _, tool := range []string{
-		"rping", "rdma", "ucmatose", "ibv_rc_pingpong", "ibv_uc_pingpong", "ib_send_bw", "-R ib_send_bw", "ib_write_lat", "-R ib_read_bw", "ib_atomic_bw",
+		"rping", "rdma", "ucmatose", "ibv_rc_pingpong", "ibv_uc_pingpong", "ibv_ud_pingpong", "ib_send_bw", "-c UD ib_send_bw", "-R ib_send_bw", "ib_write_lat", "-R ib_read_bw", "ib_atomic_bw",
 	} {
 		t.Run(strings.ReplaceAll(tool, " ", "_"), func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
