@@ -41,6 +41,9 @@ type Device struct {
 
 	ahMu sync.Mutex // keeps the wires' address handles the same
 
+	groupMu sync.Mutex     // guards groups, and those of the queue pairs
+	groups  map[joined]int // multicast groups that the sockets are in
+
 	mu        sync.RWMutex // guards what follows
 	closed    bool
 	mrs       *mr.Table // its writers; lookups take no lock
@@ -66,7 +69,7 @@ func Open(cfg Config) (*Device, error) {
 	d := &Device{
 		cfg: cfg, epoch: time.Now(), spin: cfg.spin(), done: make(chan struct{}),
 		listeners: make(map[roce.SID]*Listener), objects: make(map[shutter]struct{}), lastPD: 1,
-		mtus: make(map[netip.Addr]verbs.MTU),
+		mtus: make(map[netip.Addr]verbs.MTU), groups: make(map[joined]int),
 	}
 	d.events.wake = make(chan struct{}, 1)
 	d.waker, d.seats = park.NewWaker(), park.NewSeats(threadSleepers)

@@ -7,3 +7,10 @@ func Kill(d *Device) {
 		<-p.done
 	}
 }
+
+// Groups returns the number of multicast groups that the device's sockets are in.
+func Groups(d *Device) int {
+	d.groupMu.Lock()
+	defer d.groupMu.Unlock()
+	return len(d.groups)
+}

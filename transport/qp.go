@@ -45,6 +45,8 @@ type QP struct {
 	conn *wire.Conn // nil when the program drives the queue pair
 	link connLink
 
+	groups []membership // multicast, guarded by the device's groupMu
+
 	mu      sync.Mutex
 	closed  bool
 	events  atomic.Uint32 // pending asynchronous events, see events.go
@@ -219,6 +221,7 @@ func (q *QP) Close() error {
 	q.closed = true
 	q.mu.Unlock()
 	q.dev.untrack(q)
+	q.leaveAll()
 	err := q.port.do(func() error {
 		now := q.dev.now()
 		if q.conn != nil {

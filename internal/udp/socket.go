@@ -159,31 +159,11 @@ func InterfaceMTU(addr netip.Addr) int {
 	if !addr.IsValid() || addr.IsUnspecified() {
 		return 0
 	}
-	ifs, err := net.Interfaces()
+	ifi, err := interfaceWith(addr)
 	if err != nil {
 		return 0
 	}
-	for _, ifi := range ifs {
-		if addr.IsLoopback() {
-			if ifi.Flags&net.FlagLoopback != 0 {
-				return ifi.MTU
-			}
-			continue
-		}
-		if zone := addr.Zone(); zone != "" && zone != ifi.Name && zone != fmt.Sprint(ifi.Index) {
-			continue
-		}
-		as, err := ifi.Addrs()
-		if err != nil {
-			continue
-		}
-		for _, a := range as {
-			if p, ok := a.(*net.IPNet); ok && p.IP.Equal(addr.AsSlice()) {
-				return ifi.MTU
-			}
-		}
-	}
-	return 0
+	return ifi.MTU
 }
 
 // Route asks the system which local address it would send from to dst, and the MTU of

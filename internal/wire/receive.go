@@ -67,6 +67,10 @@ func (w *Wire) receiveDatagram(now verbs.Instant, rx *link.Rx, b []byte, seg int
 		w.receiveGSI(now, rx, b, seg)
 		return
 	}
+	if p.DestQP == verbs.QPNMulticast {
+		w.receiveMulticast(now, rx, b, seg)
+		return
+	}
 	q := w.qps.find(p.DestQP)
 	if q == nil {
 		w.Counters.DropNoQP.Add(1)

@@ -38,6 +38,8 @@ type QP struct {
 	rxPath roce.Path // valid for source port rxPort
 	rxPort uint16
 
+	groups []netip.Addr // multicast groups it is attached to
+
 	conn *Conn // nil unless the connection manager knows it
 }
 
@@ -86,6 +88,7 @@ func (w *Wire) DestroyQP(now verbs.Instant, q *QP) {
 	q.q.Close(now)
 	w.timers.remove(q)
 	w.leavePeer(q)
+	w.detachAll(q)
 	w.qps.release(q.Num())
 	// It may still be on the lists; they skip it.
 	q.closed = true
