@@ -34,7 +34,7 @@ func (q *QP) cqOverrun(now verbs.Instant) {
 // once in the lane's life.
 func (q *QP) noteOverrun() {
 	for _, c := range [...]*CQ{q.sendCQ, q.recvCQ} {
-		if c.overrun.Load() && !c.reported {
+		if c.full && !c.reported {
 			c.reported = true
 			q.env.Counters.CQOverruns.Add(1)
 			q.events |= EvCQErr

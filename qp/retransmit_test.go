@@ -392,8 +392,8 @@ func TestSendCQOverrun(t *testing.T) {
 		if n := p.a.env.Counters.CQOverruns.Load(); n != 1 {
 			t.Errorf("%d overruns", n)
 		}
-		if n := p.a.q.sq.InUse(); n != 0 || !p.a.cq.Overrun() {
-			t.Errorf("%d WQEs left, overrun %v", n, p.a.cq.Overrun())
+		if n := p.a.q.sq.InUse(); n != 0 || !p.a.cq.Full() {
+			t.Errorf("%d WQEs left, overrun %v", n, p.a.cq.Full())
 		}
 		p.pump(p.a)
 		p.wantWCs(p.a, "0:SEND", "1:SEND")

@@ -28,14 +28,15 @@ type CQ struct {
 	users  atomic.Int32 // queue pairs
 	closed atomic.Bool
 	erred  atomic.Bool // CQ_ERR was raised
+	notify notifier
 	events atomic.Uint32
 	num    uint32
 }
 
 // CreateCQ makes a completion queue for at least depth completions, 1 to 1<<22.
 func (d *Device) CreateCQ(depth int) (*CQ, error) {
-	if depth < 1 || depth > 1<<22 {
-		return nil, fmt.Errorf("transport: completion queue depth %d, want 1 to %d", depth, 1<<22)
+	if err := checkDepth(depth); err != nil {
+		return nil, err
 	}
 	c := &CQ{dev: d, num: d.lastNum.Add(1)}
 	for range d.ports {
@@ -47,6 +48,13 @@ func (d *Device) CreateCQ(depth int) (*CQ, error) {
 		return nil, ErrClosed
 	}
 	return c, nil
+}
+
+func checkDepth(depth int) error {
+	if depth < 1 || depth > 1<<22 {
+		return fmt.Errorf("transport: completion queue depth %d, want 1 to %d", depth, 1<<22)
+	}
+	return nil
 }
 
 // Num returns the queue's number, which events about it carry.
@@ -113,43 +121,51 @@ func (c *CQ) Len() (n int) {
 // sleeps. It returns ctx.Err() when ctx ends first, ErrClosed when the queue is closed, and
 // ErrCQOverrun when the queue is empty and has lost a completion. A completion that is there
 // wins over all of them.
-func (c *CQ) Wait(ctx context.Context) error {
+func (c *CQ) Wait(ctx context.Context) error { return c.await(ctx, &c.bell, (*CQ).filled) }
+
+func (c *CQ) filled() bool { return !c.empty() }
+
+// await blocks until ready says so: what makes it so rings bell afterwards.
+func (c *CQ) await(ctx context.Context, bell *park.Bell, ready func(*CQ) bool) error {
 	for {
-		if !c.empty() {
+		if ready(c) {
 			return nil
 		}
 		if err := c.stopped(ctx); err != nil {
+			if ready(c) {
+				return nil // it came in between
+			}
 			return err
 		}
-		if c.dev.spin > 0 && c.spin(ctx) {
+		if c.dev.spin > 0 && c.spin(ctx, ready) {
 			continue
 		}
-		// Armed first, looked at again after: a completion from now on rings.
-		ticket := c.bell.Arm()
+		// Armed first, looked at again after: what happens from now on rings.
+		ticket := bell.Arm()
 		if c.dev.spin > 0 {
 			c.dev.drive()
 		}
-		if !c.empty() || c.stopped(ctx) != nil {
-			c.bell.Disarm()
+		if ready(c) || c.stopped(ctx) != nil {
+			bell.Disarm()
 			continue
 		}
-		c.sleep(ctx, ticket)
+		c.sleep(ctx, bell, ticket)
 	}
 }
 
-// sleep parks until the bell rings or ctx ends; Wait finds out which.
-func (c *CQ) sleep(ctx context.Context, ticket park.Ticket) {
+// sleep parks until the bell rings or ctx ends; await finds out which.
+func (c *CQ) sleep(ctx context.Context, bell *park.Bell, ticket park.Ticket) {
 	c.dev.handBack()
 	if c.dev.seats.TryTake() {
 		defer c.dev.seats.Leave()
-		_ = c.bell.SleepThread(ctx, ticket, -1)
+		_ = bell.SleepThread(ctx, ticket, -1)
 		return
 	}
-	_ = c.bell.Sleep(ctx, ticket, -1)
+	_ = bell.Sleep(ctx, ticket, -1)
 }
 
 // spin polls for a while; false when that found nothing.
-func (c *CQ) spin(ctx context.Context) bool {
+func (c *CQ) spin(ctx context.Context, ready func(*CQ) bool) bool {
 	if !park.TrySpin() {
 		return false
 	}
@@ -158,7 +174,7 @@ func (c *CQ) spin(ctx context.Context) bool {
 	for start := time.Now(); ; {
 		for range 32 {
 			c.dev.drive()
-			if !c.empty() {
+			if ready(c) {
 				return true
 			}
 			park.Pause()
@@ -198,6 +214,40 @@ func (c *CQ) Next(ctx context.Context) (verbs.WC, error) {
 	}
 }
 
+// Cap returns how many completions the queue has room for; more than were asked for at times.
+func (c *CQ) Cap() int { return c.lanes[0].Cap() }
+
+// Resize gives the queue room for at least depth completions, 1 to 1<<22, while it is in use.
+// What it holds stays, in order. It fails, changing nothing, when it holds more than depth, and
+// with ErrCQOverrun when it has lost a completion already. Polls wait for it to finish.
+func (c *CQ) Resize(depth int) error {
+	if err := checkDepth(depth); err != nil {
+		return err
+	}
+	// Consumers first, producers then: nobody who drives a wire waits for mu.
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed.Load() {
+		return ErrClosed
+	}
+	for i, lane := range c.lanes {
+		p := c.dev.ports[i]
+		err := p.do(func() error {
+			switch {
+			case p.wire.ResizeCQ(c.dev.now(), lane, depth):
+				return nil
+			case lane.Full():
+				return ErrCQOverrun
+			}
+			return fmt.Errorf("transport: resize to %d: the completion queue holds %d", depth, lane.Len())
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // Close ends the queue; waiters return ErrClosed. It fails with ErrInUse while queue pairs
 // use it.
 func (c *CQ) Close() error {
@@ -209,12 +259,13 @@ func (c *CQ) Close() error {
 	return nil
 }
 
-// failed raises CQ_ERR, once, if the queue has lost a completion, and wakes waiters: they
-// learn of it once they have taken what is left. Under a wire's role.
+// failed raises CQ_ERR, once, if the lane of the wire whose role the caller has has lost a
+// completion. Waiters learn of it with the step's commit, once they have taken what is left.
 func (c *CQ) failed() {
-	if c.overrun() && !c.erred.Swap(true) {
-		c.dev.events.raise(c, verbs.EventCQErr)
-		c.bell.RingVia(c.dev.waker)
+	for _, lane := range c.lanes {
+		if lane.Full() && !c.erred.Swap(true) {
+			c.dev.events.raise(c, verbs.EventCQErr)
+		}
 	}
 }
 
@@ -225,4 +276,5 @@ func (c *CQ) event(t verbs.EventType) verbs.Event { return verbs.Event{Type: t, 
 func (c *CQ) shut() {
 	c.closed.Store(true)
 	c.bell.Ring()
+	c.notify.bell.Ring()
 }

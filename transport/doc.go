@@ -37,12 +37,24 @@
 // target, it is [MR.Placed]: a program that sees the count grow may read what was written.
 // Reading memory while the peer writes it is a data race, here as anywhere.
 //
+// A region's key may go to a peer for as long as the region lives, or a memory window ([MW])
+// opens a part of it under a key of its own, which the program or the peer takes back.
+//
+// # Sharing
+//
+// A [CQ] and an [SRQ], a shared receive queue, may serve any number of queue pairs. A
+// completion queue must hold all that can complete before it is polled: it reports CQ_ERR when
+// it overflows, [ErrCQOverrun] to those who wait, and its queue pairs go to ERR; [CQ.Resize]
+// gives it room in time. An SRQ that runs dry makes peers wait (RNR); [SRQ.SetLimit] gives
+// notice before it does.
+//
 // # Progress and waiting
 //
 // A device makes progress whenever somebody drives it: its own thread does if nobody else
 // will. [CQ.Poll] makes at most one bounded step and never blocks: a program that polls
 // drives the device itself and gets the shortest latency. [CQ.Wait] and [CQ.Next] poll for
-// Config.Spin and then sleep. PostSend sends at once when nothing else is under way to that
+// Config.Spin and then sleep. [CQ.RequestNotify] and [CQ.WaitNotify] are the pair that
+// libibverbs has instead, and can wait for solicited completions alone. PostSend sends at once when nothing else is under way to that
 // peer; otherwise what is posted goes out with the next step, in batches.
 //
 // Posting, polling and modifying are safe from any number of goroutines. They allocate

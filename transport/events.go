@@ -174,6 +174,8 @@ func (u upcalls) QPEvent(wq *wire.QP, t verbs.EventType) {
 	}
 }
 
-func (u upcalls) Completions(lane *qp.CQ, _ bool) {
-	lane.Tag.(*CQ).bell.RingVia(u.p.dev.waker)
+func (u upcalls) Completions(lane *qp.CQ, solicited bool) {
+	c := lane.Tag.(*CQ)
+	c.bell.RingVia(u.p.dev.waker)
+	c.notify.completed(solicited, u.p.dev.waker)
 }
