@@ -71,7 +71,7 @@ func (w *Wire) offer(private []byte, room int, sender uint32, allowed bool) []by
 		return private
 	}
 	caps := w.link.Caps()
-	x := extension{trains: caps.RecvTrains, buffer: uint32(min(caps.RecvBuffer, 1<<31))}
+	x := extension{trains: caps.RecvTrains, buffer: uint32(min(int64(caps.RecvBuffer), 1<<31))}
 	full := make([]byte, room)
 	copy(full, private)
 	x.put(full[room-extensionLen:], sender)
