@@ -5,6 +5,8 @@ import (
 	"encoding/binary"
 	"fmt"
 	"slices"
+	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/doorbell-rdma/doorbell/roce"
@@ -23,6 +25,13 @@ func (r *replay) play(frames []*frame) {
 		}
 	}
 	for _, f := range frames {
+		if isCM(f) && r.cm != nil {
+			flush()
+			if at := verbs.Instant(f.at + shift); at > r.now {
+				r.until(at, nil)
+			}
+			r.cm.handle(f)
+		}
 		if isCM(f) || r.lost[f] {
 			continue
 		}
@@ -317,6 +326,14 @@ func (r *replay) check(x *row) {
 			r.t.Errorf("the memory of R_Key %#x is not what the requests make of it", k)
 		}
 	}
+	c := &r.wire.Counters
+	for _, drop := range []*atomic.Uint64{
+		&c.DropTruncated, &c.DropDecode, &c.DropPKey, &c.DropNoQP, &c.DropTransport, &c.DropAddress, &c.DropICRC, &c.DropQKey, &c.DropGSI,
+	} {
+		if n := drop.Load(); n != 0 {
+			r.t.Errorf("the wire dropped %d packets: %+v", n, c)
+		}
+	}
 	x.fed += r.fed
 	if r.invented > 0 {
 		x.note(fmt.Sprintf("%d ACKs made up", r.invented))
@@ -366,7 +383,7 @@ func (r *replay) coversAnswer(a, b *roce.Packet) bool {
 
 // checkAnswers compares our answers with Linux's, in order. Ours may be fewer: one ACK for
 // several. rxe answers what is in flight behind an RNR NAK with a NAK of a gap, once, where
-// the standard wants silence (IBTA Vol 1, 9.7.5.2.8); ours is silent.
+// the standard wants silence; ours is silent.
 func (r *replay) checkAnswers(s *side, x *row) {
 	var want []*frame
 	for _, f := range s.answers() {
@@ -458,6 +475,14 @@ func (e *endpoint) askedAgain(psn verbs.PSN) bool {
 		}
 	}
 	return n > 1
+}
+
+// rowHead and line make a table of rows.
+var rowHead = fmt.Sprintf("%-32s %-10s %4s %8s %7s %9s %6s %12s\n", "capture", "role", "fed", "answers", "merged", "requests", "again", "completions")
+
+func (x *row) line(name, role string) string {
+	return fmt.Sprintf("%-32s %-10s %4d %8d %7d %9d %6d %12d ok %s\n",
+		name, role, x.fed, x.answers, x.merged, x.requests, x.again, x.completions, strings.Join(x.notes, "; "))
 }
 
 func (x *row) note(s string) {

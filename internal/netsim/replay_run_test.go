@@ -43,6 +43,10 @@ type replay struct {
 	// silent: where Linux has one answer, we have none.
 	silent bool
 
+	// cm opens and closes the connections; nil when that was done before.
+	cm    *conversation
+	draws []uint32 // what the wire's random numbers are next
+
 	inbox         []*frame
 	fed, invented int
 }
@@ -130,13 +134,23 @@ func (k *keys) FetchAdd(pd qp.PD, qpn verbs.QPN, rkey uint32, va, add uint64) (u
 // scripted is the link of a replay.
 type scripted struct{ *replay }
 
+// Recv delivers what has arrived; packets that arrive together in trains, as a kernel does
+// that coalesces what it receives (GRO).
 func (l scripted) Recv(msgs []link.Rx) (n int, _ error) {
-	for n < len(msgs) && n < len(l.inbox) {
-		f := l.inbox[n]
-		msgs[n] = link.Rx{Buf: bytes.Clone(f.raw), Src: f.src, Dst: f.dst.Addr()}
-		n++
+	for ; n < len(msgs) && len(l.inbox) > 0; n++ {
+		f := l.inbox[0]
+		m := link.Rx{Buf: bytes.Clone(f.raw), Src: f.src, Dst: f.dst.Addr()}
+		l.inbox = l.inbox[1:]
+		for last := len(f.raw); l.together && len(l.inbox) > 0 && last == len(f.raw); l.inbox = l.inbox[1:] {
+			next := l.inbox[0]
+			if next.src != f.src || next.dst != f.dst || len(next.raw) > len(f.raw) {
+				break
+			}
+			m.Buf, m.SegSize = append(m.Buf, next.raw...), len(f.raw)
+			last = len(next.raw)
+		}
+		msgs[n] = m
 	}
-	l.inbox = l.inbox[n:]
 	return n, nil
 }
 
@@ -176,6 +190,11 @@ func (r *replay) took(m *link.Tx, path *roce.Path, id uint16, b []byte) {
 	}
 	if s.p.PKey != roce.DefaultPKey || s.p.Pad != roce.PadCount(len(s.p.Payload)) || !s.p.MigReq {
 		r.t.Errorf("our %v: P_Key %#x, pad %d, M %v", &s.p, s.p.PKey, s.p.Pad, s.p.MigReq)
+	}
+	if isCM(&frame{p: s.p}) && r.cm != nil {
+		s.p.Payload = bytes.Clone(s.p.Payload)
+		r.cm.heard(s)
+		return
 	}
 	var from *side
 	for _, q := range r.qps {
@@ -225,7 +244,7 @@ func (r *replay) region(n int) *mr.Region {
 }
 
 // newReplay makes a wire with the queue pairs that a host has in a capture.
-func newReplay(t testing.TB, us netip.Addr, all []*endpoint, extra map[uint32][2]uint64) *replay {
+func newReplay(t testing.TB, us netip.Addr, all []*endpoint, extra map[uint32][2]uint64, managed bool) *replay {
 	rnd := rand.New(rand.NewPCG(0xC0FFEE, 1))
 	r := &replay{t: t, us: us, lost: map[*frame]bool{}}
 	r.mem = &keys{Table: mr.New(rnd.Uint64), byRKey: map[uint32]*shared{}}
@@ -241,13 +260,21 @@ func newReplay(t testing.TB, us netip.Addr, all []*endpoint, extra map[uint32][2
 		r.qps = append(r.qps, s)
 	}
 	// The first number that the wire draws is where its queue pairs' numbers begin.
-	draws := []uint32{uint32(lowest)}
+	r.draws = []uint32{uint32(lowest)}
+	var up wire.Upcalls = r
+	if managed {
+		r.cm = &conversation{
+			replay: r, tids: map[uint64]uint64{}, requests: map[uint32]*wire.Conn{},
+			conns: map[verbs.QPN]*wire.Conn{}, events: map[*wire.Conn][]verbs.EventType{},
+		}
+		up = r.cm
+	}
 	w, err := wire.New(wire.Config{
-		Link: scripted{r}, Mem: r.mem, Upcalls: r, GUID: 1,
+		Link: scripted{r}, Mem: r.mem, Upcalls: up, GUID: 1,
 		Rand: func() uint32 {
-			if len(draws) > 0 {
-				n := draws[0]
-				draws = draws[1:]
+			if len(r.draws) > 0 {
+				n := r.draws[0]
+				r.draws = r.draws[1:]
 				return n
 			}
 			return rnd.Uint32()
@@ -349,7 +376,8 @@ func (e *endpoint) refused(m *message) uint8 {
 	return 0
 }
 
-// open takes a queue pair to RTS with the attributes of the capture.
+// open takes a queue pair to RTS with the attributes of the capture, or to INIT when it is to
+// be connected.
 func (r *replay) open(s *side) {
 	modify := func(a verbs.QPAttr) {
 		r.must(r.wire.Modify(r.now, s.q, &a))
@@ -379,6 +407,9 @@ func (r *replay) open(s *side) {
 		r.must(err)
 	}
 	modify(init)
+	if r.cm != nil {
+		return
+	}
 	modify(rtr)
 	modify(rts)
 }
