@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/doorbell-rdma/doorbell/transport"
 	"github.com/doorbell-rdma/doorbell/verbs"
@@ -94,6 +95,15 @@ func (e *endpoint) disconnected(ctx context.Context) error {
 		return fmt.Errorf("waiting for the peer to disconnect: %w", err)
 	}
 	return nil
+}
+
+// linger gives a peer that disconnects by itself a while to do so. Meanwhile, if the
+// acknowledgement of its last message was lost, it gets another: a queue pair that is closed
+// answers nothing any more, and rxe, told to retry 7 times, retries for ever.
+func (e *endpoint) linger(ctx context.Context, while time.Duration) {
+	ctx, cancel := context.WithTimeout(ctx, while)
+	defer cancel()
+	_ = e.Wait(ctx) // however it ends, we are done
 }
 
 // isEnd says whether an error is how a connection looks that its peer has ended.

@@ -3,6 +3,7 @@ package interop
 import (
 	"context"
 	"net/netip"
+	"time"
 
 	"github.com/doorbell-rdma/doorbell/transport"
 	"github.com/doorbell-rdma/doorbell/verbs"
@@ -14,7 +15,8 @@ const RDMAPort = 7471
 // rdmaMessage is the length of the only message that rdma_client and rdma_server send.
 const rdmaMessage = 16
 
-// RDMAClient is rdma_client: it sends 16 bytes, waits for 16 bytes, and disconnects.
+// RDMAClient is rdma_client: it sends 16 bytes, waits for 16 bytes, and disconnects, or
+// lets the server.
 func RDMAClient(ctx context.Context, dev *transport.Device, to netip.AddrPort, mtu verbs.MTU) error {
 	buf, err := dev.PD().RegisterMR(make([]byte, rdmaMessage), verbs.LocalWrite)
 	if err != nil {
@@ -30,8 +32,20 @@ func RDMAClient(ctx context.Context, dev *transport.Device, to netip.AddrPort, m
 	if err := e.do(ctx, verbs.SendWR{Opcode: verbs.Send, InlineData: make([]byte, rdmaMessage)}); err != nil {
 		return err
 	}
-	return e.expect(ctx, rdmaMessage)
+	if err := e.expect(ctx, rdmaMessage); err != nil {
+		return err
+	}
+	e.linger(ctx, clientLinger)
+	return nil
 }
+
+// How long the ends wait for each other to disconnect: a Linux server does when its message
+// is acknowledged, a client when it has that message. The client's time is for some of the
+// retries that our REQ asks for, the server's for some of those that rdma_cm asks for.
+const (
+	clientLinger = time.Second
+	serverLinger = 10 * time.Second
+)
 
 // RDMAServer is rdma_server for one connection, except that it does not wait: it posts its
 // message as soon as it has accepted, in RTR, and leaves it to the queue pair when that may
@@ -61,5 +75,9 @@ func rdmaServe(ctx context.Context, dev *transport.Device, req *transport.ConnRe
 		return 0, err
 	}
 	deferred, _ = qp.Published()
-	return deferred, e.expect(ctx, rdmaMessage)
+	if err := e.expect(ctx, rdmaMessage); err != nil {
+		return deferred, err
+	}
+	e.linger(ctx, serverLinger)
+	return deferred, nil
 }
