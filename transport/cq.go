@@ -205,7 +205,8 @@ func (c *CQ) stopped(ctx context.Context) error {
 func (c *CQ) Next(ctx context.Context) (verbs.WC, error) {
 	var wc [1]verbs.WC
 	for {
-		if c.Poll(wc[:]) == 1 {
+		// Wait drives if the device is to be driven by waiters; Poll would do so in any case.
+		if c.take(wc[:]) == 1 {
 			return wc[0], wc[0].Err()
 		}
 		if err := c.Wait(ctx); err != nil {

@@ -220,10 +220,8 @@ func (d *Device) drive() {
 
 // handBack has the wires' threads take over from a waiter that has driven and parks now.
 func (d *Device) handBack() {
-	if d.spin > 0 {
-		for _, p := range d.ports {
-			p.role.HandBack()
-		}
+	for _, p := range d.ports {
+		p.role.HandBack()
 	}
 }
 
