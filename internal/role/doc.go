@@ -49,6 +49,6 @@
 // What the thread sleeps on must keep a wake-up that comes before the sleep, and report a
 // packet that arrives while armed; packets from before are found by the step after arming.
 //
-// docs/model/role.pml proves this exhaustively for a few of each kind, and fails for twenty
-// ways of getting it wrong. The names in this package are those of the model.
+// docs/model/role.pml proves this exhaustively for a few of each kind, and fails for each of
+// some twenty ways of getting it wrong. The names in this package are those of the model.
 package role

@@ -196,6 +196,7 @@ type wire struct {
 	fired   atomic.Int64 // deadlines that were set and passed
 	timers  atomic.Int64 // deadlines that are set: 0 or 1
 	due     atomic.Int64 // what next is, for the test
+	onStep  func()       // in each step
 	endless bool         // always more to do
 }
 
@@ -213,6 +214,9 @@ func (w *wire) Step() (more bool) {
 	w.enter()
 	defer w.exit()
 	w.steps++
+	if w.onStep != nil {
+		w.onStep()
+	}
 	batch := 1 + w.rng.IntN(2)
 	if n := w.s.recv(batch); n > 0 {
 		w.got.Add(int64(n))
@@ -294,7 +298,11 @@ func (b *bell) Ready() bool {
 	return n > 0
 }
 
-func (b *bell) Arm()    { b.armed.Store(true) }
+func (b *bell) Arm() {
+	yield.Point()
+	b.armed.Store(true)
+}
+
 func (b *bell) Disarm() { b.armed.Store(false) }
 
 func (b *bell) Park() error {

@@ -337,6 +337,24 @@ func TestAwait(t *testing.T) {
 	}
 }
 
+// Before there is a thread, an owner has nobody to leave a note to, whatever its budget.
+func TestNoHandOverWithoutThread(t *testing.T) {
+	r := newRig(t, false)
+	done := make(chan error)
+	r.w.onStep = func() {
+		if r.w.steps == 1 {
+			go func() { done <- r.Do(func() {}) }()
+			r.until("a note", r.word.Pending)
+		}
+	}
+	if !r.Poll(1) || r.w.steps != 2 || r.Counters.Commands.Load() != 1 {
+		t.Fatalf("%d steps, %d commands", r.w.steps, r.Counters.Commands.Load())
+	}
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+}
+
 // nothing is a driver and sleeper that costs nothing.
 type nothing struct{}
 

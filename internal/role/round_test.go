@@ -2,6 +2,7 @@ package role
 
 import (
 	"math/rand/v2"
+	"runtime"
 	"testing"
 
 	"github.com/doorbell-rdma/doorbell/verbs"
@@ -79,14 +80,20 @@ func TestWaiterWakesUp(t *testing.T) {
 			b.hand = hand
 			end := b.wait()
 			eachRound(t, r, true, func(i int64, rng *rand.Rand, c *crowd) {
+				// The second one comes while the waiter takes the first or parks again.
 				c.round()
-				if rng.IntN(2) == 0 {
-					r.s.deliver()
-				} else {
-					r.post(rng.IntN(3))
+				for range 2 {
+					if rng.IntN(2) == 0 {
+						r.s.deliver()
+					} else {
+						r.post(rng.IntN(3))
+					}
+					for range rng.IntN(8) {
+						runtime.Gosched()
+					}
 				}
 				r.until("the crowd", c.back)
-				r.until("the waiter", func() bool { return b.taken.Load() == i })
+				r.until("the waiter", func() bool { return b.taken.Load() == 2*i })
 				r.s.advance(min(verbs.Instant(r.w.due.Load()), r.s.clock()+10))
 			})
 			end(t)
