@@ -400,6 +400,13 @@ func (r *replay) checkAnswers(s *side, x *row) {
 			continue
 		}
 		x.answers++
+		// The answer to a READ, whichever part of it, is a first, middles and a last, or an only.
+		within := last != nil && (last.Opcode == roce.RCReadRespFirst || last.Opcode == roce.RCReadRespMiddle)
+		continues := g.p.Opcode.IsReadResponse() && !g.p.Opcode.StartsMessage()
+		if within != continues || within && g.p.PSN != last.PSN.Next() {
+			r.t.Errorf("at %v we answer %v after %v", time.Duration(g.at), &g.p, last)
+			return
+		}
 		for {
 			if len(want) == 0 {
 				r.t.Errorf("at %v we answer %v, Linux nothing", time.Duration(g.at), &g.p)

@@ -48,9 +48,15 @@ type modelled struct {
 	again bool
 }
 
+// tale is what explain found out.
+type tale struct {
+	lost    map[*frame]bool
+	answers []*frame
+}
+
 // explain returns which of A's packets never reached endpoint b, and what b answered. When
 // lostCost is less than 3 it believes in lost packets rather than lost answers.
-func explain(t testing.TB, b *endpoint, lostCost int) (lost map[*frame]bool, answers []*frame) {
+func explain(t testing.TB, b *endpoint, lostCost int) *tale {
 	t.Helper()
 	x := &teller{b: b, known: map[point]*story{}, lostCost: lostCost}
 	for _, f := range b.out {
@@ -63,7 +69,7 @@ func explain(t testing.TB, b *endpoint, lostCost int) (lost map[*frame]bool, ans
 	if s.cost >= impossible {
 		t.Fatal("no losses explain the capture")
 	}
-	lost = map[*frame]bool{}
+	lost, answers := map[*frame]bool{}, []*frame(nil)
 	for ; at.i < len(b.in); s = x.from(at) {
 		f := b.in[at.i]
 		if s.lost {
@@ -83,7 +89,7 @@ func explain(t testing.TB, b *endpoint, lostCost int) (lost map[*frame]bool, ans
 		at = s.next
 	}
 	t.Logf("%d of %d packets of A and %d of %d answers of B were lost", len(lost), len(b.in), len(answers)-len(x.answers), len(answers))
-	return lost, answers
+	return &tale{lost, answers}
 }
 
 // unseen makes an answer to f that was lost. What it said, if anything, is what the other

@@ -185,6 +185,9 @@ func (r *replay) took(m *link.Tx, path *roce.Path, id uint16, b []byte) {
 		r.t.Errorf("we send %x: %v", b, err)
 		return
 	}
+	if pad := b[len(b)-roce.ICRCLen-int(s.p.Pad) : len(b)-roce.ICRCLen]; !bytes.Equal(pad, make([]byte, len(pad))) {
+		r.t.Errorf("our %v is padded with %x", &s.p, pad)
+	}
 	if !path.Check(b, id) {
 		r.t.Errorf("our %v has a wrong ICRC", &s.p)
 	}
