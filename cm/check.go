@@ -66,6 +66,11 @@ func (c *CM) check() {
 			panic(fmt.Sprintf("BUG: cm: %d half-open, counted %d", half[l], l.halfOpen))
 		}
 	}
+	for id, q := range c.queries {
+		if q.next < c.queryAt || q.limit < c.queryAt || len(c.queries) > maxQueries {
+			panic(fmt.Sprintf("BUG: cm: query %08x of %d waits until %d, all until %d", uint32(id), len(c.queries), min(q.next, q.limit), c.queryAt))
+		}
+	}
 	for i, cn := range c.timers {
 		if int(cn.slot) != i || i > 0 && c.timers[(i-1)/2].at > cn.at {
 			bug(cn, "heap order")

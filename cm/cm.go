@@ -5,6 +5,7 @@ import (
 	"net/netip"
 
 	"github.com/doorbell-rdma/doorbell/roce"
+	"github.com/doorbell-rdma/doorbell/verbs"
 )
 
 // ConnID names a connection on this side: its local communication ID, random and never 0.
@@ -41,6 +42,12 @@ type CM struct {
 	// lingering counts ended connections that never were established.
 	lingering int
 
+	// services are those that SIDR answers for, queries those that are being asked for;
+	// queryAt is when one of these has something to do, or earlier.
+	services map[roce.SID]SIDRService
+	queries  map[SIDRID]*query
+	queryAt  verbs.Instant
+
 	timers   timerHeap
 	events   fifo[queuedEvent]
 	outgoing fifo[*conn]
@@ -66,6 +73,7 @@ func New(cfg Config) *CM {
 		conns:     make(map[ConnID]*conn),
 		byPeer:    make(map[peerID]*conn),
 		byQPN:     make(map[peerID]*conn),
+		queryAt:   verbs.Never,
 	}
 }
 

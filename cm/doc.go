@@ -86,6 +86,11 @@
 // datagram, else it takes 4791. So nobody can aim answers at a port that he does not
 // send from.
 //
+// # Datagrams
+//
+// UD has no connections. SIDR asks a peer which queue pair and Q_Key a service ID stands for
+// (ResolveSIDR, repeated like a REQ) and answers from a table (ServeSIDR).
+//
 // # Hostile input
 //
 // One received MAD causes at most one answer. A REQ that nobody accepts costs a

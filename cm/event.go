@@ -39,11 +39,16 @@ const (
 	Disconnected
 	// TimewaitExit: the ID is free again; nothing follows.
 	TimewaitExit
+	// SIDRResolved: a query was answered; SIDR and PrivateData (136 bytes) are set, Conn is not.
+	SIDRResolved
+	// SIDRUnreachable: a query was not answered in time; only SIDR.ID is set.
+	SIDRUnreachable
 )
 
 var eventNames = [...]string{
 	ReqReceived: "REQ_RECEIVED", RepReceived: "REP_RECEIVED", Established: "ESTABLISHED", RTULate: "RTU_LATE",
 	Rejected: "REJECTED", Unreachable: "UNREACHABLE", Disconnected: "DISCONNECTED", TimewaitExit: "TIMEWAIT_EXIT",
+	SIDRResolved: "SIDR_RESOLVED", SIDRUnreachable: "SIDR_UNREACHABLE",
 }
 
 // String returns the event's name.
@@ -65,6 +70,7 @@ type Event struct {
 	Reason verbs.RejectReason
 	Req    ReqInfo
 	Rep    RepInfo
+	SIDR   SIDRInfo
 	// PrivateData has the full size that the message has on the wire: messages do not tell
 	// how much of it is meant.
 	PrivateData []byte
@@ -116,7 +122,7 @@ type RepInfo struct {
 // causes at most four.
 const maxEventsPerBacklog = 4
 
-// queuedEvent is an event that NextEvent has not returned yet.
+// queuedEvent is an event that NextEvent has not returned yet; cn is nil for those of SIDR.
 type queuedEvent struct {
 	ev Event
 	cn *conn
@@ -136,7 +142,7 @@ func (c *CM) NextEvent() (Event, bool) {
 		if !ok {
 			return Event{}, false
 		}
-		if q.cn.destroyed && q.ev.Type != TimewaitExit {
+		if q.cn != nil && q.cn.destroyed && q.ev.Type != TimewaitExit {
 			continue
 		}
 		return q.ev, true

@@ -64,7 +64,11 @@ func (c *CM) HandleMAD(now verbs.Instant, from netip.AddrPort, to netip.Addr, ma
 		var msg roce.LAP
 		_ = msg.Decode(m.Data)
 		c.handleLAP(in, &msg)
-	default: // SIDR_REP, APR: we never ask
+	case roce.AttrSIDRRep:
+		var msg roce.SIDRRep
+		_ = msg.Decode(m.Data)
+		c.handleSIDRRep(in, &msg)
+	default: // APR: we never ask
 		c.drop(DropUnknown)
 	}
 	c.debugCheck()
@@ -455,11 +459,4 @@ func (c *CM) handleLAP(in input, m *roce.LAP) {
 		apr := roce.APR{LocalCommID: uint32(cn.id), RemoteCommID: cn.remote, Status: roce.APRUnsupported}
 		c.reply(cn.path, in.tid, APR, apr.Put)
 	}
-}
-
-// handleSIDRReq answers that no service is offered by datagrams. A table of services for UD
-// would be asked here.
-func (c *CM) handleSIDRReq(in input, m *roce.SIDRReq) {
-	rep := roce.SIDRRep{RequestID: m.RequestID, Status: roce.SIDRUnsupported, ServiceID: m.ServiceID}
-	c.reply(sender(in.from, in.to, in.tid), in.tid, SIDRRep, rep.Put)
 }

@@ -70,9 +70,9 @@ func (c *CM) arm(cn *conn) {
 // is waited for.
 func (c *CM) Deadline() verbs.Instant {
 	if len(c.timers) == 0 {
-		return verbs.Never
+		return c.queryAt
 	}
-	return c.timers[0].at
+	return min(c.timers[0].at, c.queryAt)
 }
 
 // timeoutBatch bounds the connections that one HandleTimeout looks at.
@@ -81,6 +81,9 @@ const timeoutBatch = 1024
 // HandleTimeout does what is due at now: repeats messages, ends waits. It may leave some
 // of a great many for the next call; Deadline tells.
 func (c *CM) HandleTimeout(now verbs.Instant) {
+	if c.queryAt <= now {
+		c.resolveAgain(now)
+	}
 	for range timeoutBatch {
 		if len(c.timers) == 0 || c.timers[0].at > now {
 			return

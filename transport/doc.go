@@ -67,7 +67,9 @@
 // ([PD.CreateAH]), a queue pair number and a Q_Key, which must be the receiver's. Receive
 // buffers begin with 40 bytes of GRH ([GRHLen]), which wc.ByteLen counts; [AVFromWC] finds
 // the sender's address in it. A message that finds no receive, or does not fit into the
-// oldest one, is dropped and counted.
+// oldest one, is dropped and counted. Programs find each other's queue pairs in their own
+// ways, or by service ports as rdma_cm does ([Device.ServeUD], [Device.ResolveUD]); a
+// multicast group ([QP.AttachMulticast]) reaches many at once.
 //
 // A UC connection (ConnParam.Type) has messages of any length and RDMA WRITEs, in order, but
 // whatever lost a packet is gone. On both, a send completes when it has left; one that cannot

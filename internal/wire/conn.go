@@ -351,6 +351,10 @@ func (w *Wire) cmEvents(now verbs.Instant) {
 			w.up.ConnRequest(c, &e)
 			continue
 		}
+		if e.Type == cm.SIDRResolved || e.Type == cm.SIDRUnreachable {
+			w.resolved(&e)
+			continue
+		}
 		if c := w.conns[e.Conn]; c != nil {
 			w.connEvent(now, c, &e)
 		}

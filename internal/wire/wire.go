@@ -96,6 +96,7 @@ type Wire struct {
 	qps    qpTable
 	ahs    ahTable
 	from   sources
+	asking map[cm.SIDRID]func(*cm.Event)
 	groups map[netip.Addr][]*QP // attached to multicast groups
 	run    runQueue
 	timers timers
