@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"runtime"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/doorbell-rdma/doorbell/transport"
@@ -263,5 +265,95 @@ func TestConnectionTypes(t *testing.T) {
 	}
 	if err := <-done; err != nil {
 		t.Error(err)
+	}
+}
+
+// TestDatagramPosters: many goroutines post to one UD queue pair, to two destinations, while
+// handles come and go. Every send completes with success, and what arrives is whole.
+func TestDatagramPosters(t *testing.T) {
+	const posters, each = 4, 200
+	a, b, c := open(t, "127.1.38.1", transport.Config{}), open(t, "127.1.38.2", transport.Config{}), open(t, "127.1.38.3", transport.Config{})
+	ctx := deadline(t)
+	cq, err := a.CreateCQ(posters * each)
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := a.PD().CreateQP(transport.QPConfig{Type: verbs.UD, SendCQ: cq, RecvCQ: cq, SQSigAll: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, attr := range []verbs.QPAttr{
+		{Mask: verbs.AttrState | verbs.AttrPKeyIndex | verbs.AttrPort | verbs.AttrQKey, State: verbs.QPInit, Port: 1},
+		{Mask: verbs.AttrState, State: verbs.QPRTR},
+		{Mask: verbs.AttrState | verbs.AttrSQPSN, State: verbs.QPRTS},
+	} {
+		if err := out.Modify(attr); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var ahs []*transport.AH
+	var in []*transport.QP
+	var mrs []*transport.MR
+	for _, dev := range []*transport.Device{b, c} {
+		ah, err := a.PD().CreateAH(verbs.AV{Remote: dev.LocalAddr()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ahs, in, mrs = append(ahs, ah), append(in, datagrams(t, dev)), append(mrs, register(t, dev, 128*128, verbs.LocalWrite))
+	}
+	for i := range in {
+		for k := range 128 {
+			if err := in[i].PostRecv(verbs.RecvWR{WRID: uint64(k), SGList: mrs[i].SGL(k*128, 128)}); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	var wg sync.WaitGroup
+	for p := range posters {
+		wg.Go(func() {
+			text := bytes.Repeat([]byte{byte('a' + p)}, 40+p)
+			for i := range each {
+				k := (p + i) % 2
+				wr := verbs.SendWR{Opcode: verbs.Send, InlineData: text, AH: ahs[k].Handle(), RemoteQPN: in[k].Num(), RemoteQKey: qkey}
+				for err := out.PostSend(wr); err != nil; err = out.PostSend(wr) {
+					if !errors.Is(err, transport.ErrQueueFull) {
+						t.Error(err)
+						return
+					}
+					runtime.Gosched()
+				}
+				if i%50 == 0 {
+					ah, err := a.PD().CreateAH(verbs.AV{Remote: b.LocalAddr()})
+					if err == nil {
+						err = ah.Close()
+					}
+					if err != nil {
+						t.Error(err)
+					}
+				}
+			}
+		})
+	}
+	for range posters * each {
+		if wc, err := cq.Next(ctx); err != nil {
+			t.Fatal(wc, err)
+		}
+	}
+	wg.Wait()
+	for i := range in {
+		wc, err := in[i].CQ().Next(ctx) // the socket holds more than the receives posted
+		for n := 1; err == nil; n++ {
+			text := mrs[i].Bytes()[wc.WRID*128+40:][:wc.ByteLen-40]
+			if p := int(text[0] - 'a'); p < 0 || p >= posters || !bytes.Equal(text, bytes.Repeat(text[:1], 40+p)) {
+				t.Fatalf("arrived %q", text)
+			}
+			if n == 128 {
+				break
+			}
+			wc, err = in[i].CQ().Next(ctx)
+		}
+		if err != nil {
+			t.Error(err)
+		}
 	}
 }
