@@ -453,3 +453,52 @@ func TestSRQAllocatesNothing(t *testing.T) {
 		t.Errorf("%v allocations per message", n)
 	}
 }
+
+// A receive that UC has not used up yet is flushed after the sends, which take more than a turn:
+// the event waits for it, and the queue pair asks to be served again.
+func TestLastWQEAfterALongFlush(t *testing.T) {
+	s := testSRQ(t, 8)
+	p := sharing(t, s, 1, options{typ: verbs.UC, cap: verbs.QPCap{MaxSendWR: 128}})[0]
+	supply(t, s, 1, 0, 4096)
+	p.post(p.a, sendWR(verbs.Send, 1, 0, 4000))
+	p.pump(p.a)
+	p.deliver(p.b, p.a.take()[:2]...)
+	for range 100 {
+		p.post(p.b, sendWR(verbs.RDMAWrite, 2, 0, 8))
+	}
+	if s.Len() != 0 {
+		t.Fatal("the message has taken no receive")
+	}
+	p.modify(p.b, &verbs.QPAttr{Mask: verbs.AttrState, State: verbs.QPErr})
+	q, c := p.b.q, p.b.cq
+	q.HandleTimeout(p.now)
+	if !q.Service(p.now) {
+		t.Fatal("flushed in one turn")
+	}
+	c.Commit()
+	if q.Service(p.now) {
+		t.Fatal("not flushed in two turns")
+	}
+	if q.TakeEvents()&EvLastWQEReached != 0 {
+		t.Fatal("raised in the step of the receive's flush")
+	}
+	if q.Deadline() > p.now {
+		t.Fatal("nobody comes back for the event")
+	}
+	c.Commit()
+	q.HandleTimeout(p.now)
+	q.Service(p.now)
+	if q.TakeEvents()&EvLastWQEReached == 0 {
+		t.Fatal("not raised")
+	}
+	// Once in each life.
+	for range 2 {
+		p.modify(p.b, &verbs.QPAttr{Mask: verbs.AttrState, State: verbs.QPReset})
+		p.to(p.b, verbs.QPRTS)
+		p.modify(p.b, &verbs.QPAttr{Mask: verbs.AttrState, State: verbs.QPErr})
+		q.Service(p.now)
+		if q.TakeEvents()&EvLastWQEReached == 0 {
+			t.Fatal("not raised in another life")
+		}
+	}
+}

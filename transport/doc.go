@@ -54,8 +54,9 @@
 // will. [CQ.Poll] makes at most one bounded step and never blocks: a program that polls
 // drives the device itself and gets the shortest latency. [CQ.Wait] and [CQ.Next] poll for
 // Config.Spin and then sleep. [CQ.RequestNotify] and [CQ.WaitNotify] are the pair that
-// libibverbs has instead, and can wait for solicited completions alone. PostSend sends at once when nothing else is under way to that
-// peer; otherwise what is posted goes out with the next step, in batches.
+// libibverbs has instead, and can wait for solicited completions alone. PostSend sends at once
+// when nothing else is under way to that peer; otherwise what is posted goes out with the next
+// step, in batches.
 //
 // Posting, polling and modifying are safe from any number of goroutines. They allocate
 // nothing and take no lock that could be held for long.
