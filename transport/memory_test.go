@@ -205,7 +205,7 @@ func TestDeregisterUnderWrites(t *testing.T) {
 func TestRereg(t *testing.T) {
 	a, b := open(t, "127.1.23.1", transport.Config{}), open(t, "127.1.23.2", transport.Config{})
 	amr, bmr := register(t, a, 64, verbs.LocalWrite), register(t, b, 64, verbs.LocalWrite)
-	qa, qb := pair(t, a, b, transport.ConnParam{}, transport.ConnParam{})
+	qa, _ := pair(t, a, b, transport.ConnParam{}, transport.ConnParam{})
 	before := bmr.Remote()
 	if err := bmr.Rereg(nil, verbs.LocalWrite|verbs.RemoteWrite); err != nil {
 		t.Fatal(err)
@@ -233,7 +233,7 @@ func TestRereg(t *testing.T) {
 	write.RKey = bmr.RKey()
 	want(t, "WRITE into another domain", post(t, qa, write), verbs.RemAccessErr)
 
-	qa, qb = pair(t, a, b, transport.ConnParam{}, transport.ConnParam{PD: pd})
+	qa, qb := pair(t, a, b, transport.ConnParam{}, transport.ConnParam{PD: pd})
 	if err := qb.PostRecv(verbs.RecvWR{WRID: 1, SGList: bmr.SGL(0, 64)}); err != nil {
 		t.Fatal(err)
 	}

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/net/bpf"
 	"golang.org/x/sys/unix"
 
 	"github.com/doorbell-rdma/doorbell/internal/link"
@@ -34,6 +35,31 @@ func tap(t *testing.T) int {
 		t.Fatal(err)
 	}
 	return fd
+}
+
+// only has the kernel show the tap nothing but UDP datagrams over IPv4 to a port: whatever
+// else floods the loopback interface at that moment cannot push them out of its buffer.
+func only(t *testing.T, fd int, port uint16) {
+	t.Helper()
+	raw, err := bpf.Assemble([]bpf.Instruction{
+		bpf.LoadAbsolute{Off: 9, Size: 1}, // protocol
+		bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: unix.IPPROTO_UDP, SkipTrue: 3},
+		bpf.LoadAbsolute{Off: 22, Size: 2}, // destination port, behind a header without options
+		bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: uint32(port), SkipTrue: 1},
+		bpf.RetConstant{Val: 1 << 17},
+		bpf.RetConstant{Val: 0},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	filter := make([]unix.SockFilter, len(raw))
+	for i, r := range raw {
+		filter[i] = unix.SockFilter{Code: r.Op, Jt: r.Jt, Jf: r.Jf, K: r.K}
+	}
+	prog := unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}
+	if err := unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &prog); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // ipv4To waits for the next packet to dst and returns its header and payload.
@@ -67,6 +93,7 @@ func TestIdentification(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			a, b := openNode(t, tc.bind), openNode(t, "127.0.0.2:0", noGRO)
+			only(t, fd, b.LocalAddr().Port())
 			src := netip.MustParseAddr("127.0.0.1")
 			m := tx(src, b.LocalAddr(), []byte("0123"), 0)
 			m.TrafficClass = 0x28
