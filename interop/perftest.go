@@ -38,6 +38,11 @@ type Perftest struct {
 	// CM says that the connection manager connects the queue pairs (-R) and that one of
 	// them is the side channel, instead of TCP.
 	CM bool
+	// Ready, when not nil, makes a client with CM wait until the server listens for the data
+	// connection. It does so anew, and says it nowhere: without Ready the client just tries.
+	// Of a REQ that came too early and was repeated, one copy may then be refused and the
+	// other accepted.
+	Ready func(context.Context) error
 }
 
 // perftestDepth is how many requests are under way (-t), perftestRecvs how many receives are
@@ -271,6 +276,11 @@ func (p *perftest) clientCM(ctx context.Context, server netip.AddrPort) error {
 	zeros := make([]byte, cmRecord)
 	if _, err := p.exchange(ctx, zeros); err != nil {
 		return err
+	}
+	if p.Ready != nil {
+		if err := p.Ready(ctx); err != nil {
+			return err
+		}
 	}
 	qp, err := p.dialData(ctx, server)
 	if err != nil {
