@@ -35,8 +35,8 @@ vet: ## go vet
 test: ## the test suite
 	$(GO) test ./...
 
-race: ## the test suite under the race detector
-	$(GO) test -race -timeout 20m ./...
+race: ## the test suite, in its short form, under the race detector
+	$(GO) test -race -short -timeout 20m ./...
 
 yields: ## the tests of what is lock-free, with a switch of threads at every point that matters
 	$(GO) test -short -tags doorbellyield ./ring ./qp ./internal/park ./internal/role
