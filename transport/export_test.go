@@ -14,3 +14,16 @@ func Groups(d *Device) int {
 	defer d.groupMu.Unlock()
 	return len(d.groups)
 }
+
+// HoldWires keeps a device's wires in the middle of a step until release is called.
+func HoldWires(d *Device) (release func()) {
+	end := make(chan struct{})
+	for _, p := range d.ports {
+		held := make(chan struct{})
+		go func() {
+			_ = p.do(func() error { close(held); <-end; return nil })
+		}()
+		<-held
+	}
+	return func() { close(end) }
+}

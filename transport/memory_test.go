@@ -2,7 +2,9 @@ package transport_test
 
 import (
 	"errors"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/doorbell-rdma/doorbell/transport"
 	"github.com/doorbell-rdma/doorbell/verbs"
@@ -251,5 +253,46 @@ func TestRereg(t *testing.T) {
 	}
 	if err := bmr.Rereg(nil, 0); !errors.Is(err, transport.ErrClosed) {
 		t.Errorf("reregister what is closed: %v", err)
+	}
+}
+
+// TestMemoryOutlivesSteps: what ends a claim to memory returns when no step that began before
+// can still hold it.
+func TestMemoryOutlivesSteps(t *testing.T) {
+	dev := open(t, "127.1.30.1", transport.Config{})
+	mr := register(t, dev, 64, verbs.LocalWrite)
+	mw, err := dev.PD().AllocMW()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, tc := range []struct {
+		name string
+		end  func() error
+	}{
+		{"Rereg", func() error { return mr.Rereg(nil, 0) }},
+		{"MW.Close", mw.Close},
+		{"MR.Close", mr.Close},
+	} {
+		release := transport.HoldWires(dev)
+		var released atomic.Bool
+		early := make(chan bool, 1)
+		go func() {
+			if err := tc.end(); err != nil {
+				t.Errorf("%s: %v", tc.name, err)
+			}
+			early <- !released.Load()
+		}()
+		select {
+		case <-early:
+			t.Errorf("%s returned in the middle of a step", tc.name)
+			release()
+			continue
+		case <-time.After(20 * time.Millisecond): // long enough to catch a wrong one
+		}
+		released.Store(true)
+		release()
+		if <-early {
+			t.Errorf("%s returned before the end of the step", tc.name)
+		}
 	}
 }

@@ -193,8 +193,28 @@ func TestWindowLife(t *testing.T) {
 	if tab.Bind(1, boundOn, bindOf(w, r, 0, 8, verbs.RemoteRead)) || tab.Invalidate(1, boundOn, w.Key()) {
 		t.Error("a closed window lives")
 	}
+	if w.binding.Load() != gone {
+		t.Error("a bind that found the window before it was closed could still open it")
+	}
 	if err := tab.Close(r); err != nil || tab.Len() != 0 {
 		t.Errorf("close: %v, %d left", err, tab.Len())
+	}
+}
+
+// A bind that finds its region just before Close takes it out of the table is refused: Close
+// has looked at the count.
+func TestBindMeetsClose(t *testing.T) {
+	tab := newTable(17)
+	r := register(t, tab, 1, 64, verbs.LocalWrite|verbs.MWBind)
+	w := allocWindow(t, tab, 1)
+	if !r.seal() {
+		t.Fatal("windows are bound")
+	}
+	if tab.Bind(1, boundOn, bindOf(w, r, 0, 64, verbs.RemoteRead)) || tab.Bound() != 0 || w.binding.Load() != nil {
+		t.Error("bound to a region that is being closed")
+	}
+	if r.bound.Load() != closing {
+		t.Errorf("the region counts %d", r.bound.Load())
 	}
 }
 
