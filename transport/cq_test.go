@@ -208,7 +208,7 @@ func TestCQOverrun(t *testing.T) {
 	a, b := open(t, "127.1.29.1", transport.Config{}), open(t, "127.1.29.2", transport.Config{})
 	ctx := deadline(t)
 	cq := createCQ(t, b, 4)
-	qa, qb := pair(t, a, b, transport.ConnParam{}, transport.ConnParam{RecvCQ: cq, SendCQ: cq})
+	qa, qb := pair(t, a, b, transport.ConnParam{}, transport.ConnParam{RecvCQ: cq})
 	if err := cq.Resize(2); err != nil || cq.Cap() != 2 {
 		t.Fatalf("capacity %d, %v", cq.Cap(), err)
 	}
