@@ -268,12 +268,12 @@ func deferral(e *env) (string, error) {
 	}
 	defer in.Close()
 	size := verbs.QPCap{MaxSendWR: 8, MaxRecvWR: 8}
-	a, err := newRaw(e.dev, verbs.RC, size, 0)
+	a, err := newRaw(e.dev, rawConfig{typ: verbs.RC, size: size})
 	if err != nil {
 		return "", err
 	}
 	defer a.close()
-	b, err := newRaw(e.dev, verbs.RC, size, 0)
+	b, err := newRaw(e.dev, rawConfig{typ: verbs.RC, size: size})
 	if err != nil {
 		return "", err
 	}

@@ -2,8 +2,8 @@
 // the tests that have these conversations.
 //
 // Each file is what one program of rdma-core or perftest speaks, written on package transport
-// alone: rping, rdma_client and rdma_server, ucmatose, ibv_rc_pingpong, ib_send_bw and its
-// family. A function is one end of it, for one connection; the other end may be the Linux
+// alone: rping, rdma_client and rdma_server, ucmatose, udaddy, ibv_rc_pingpong and its kin,
+// ib_send_bw and its. A function is one end of it, for one connection; the other end may be the Linux
 // program over a kernel's RDMA stack, or the same file's counterpart over Doorbell:
 //
 //	err := interop.RpingClient(ctx, dev, server, interop.Rping{Size: 100, Count: 10})

@@ -179,3 +179,30 @@ func TestPerftestUnreliable(t *testing.T) {
 		})
 	}
 }
+
+func TestUdaddy(t *testing.T) {
+	a, b := pair(t)
+	o := Udaddy{Count: 10, Size: 100}
+	up := make(chan struct{})
+	converse(t, func(ctx context.Context) error {
+		<-up
+		return UdaddyClient(ctx, a, netip.AddrPortFrom(b.LocalAddr().Addr(), UdaddyPort), o)
+	}, func(ctx context.Context) error {
+		return UdaddyServer(ctx, b, o, up)
+	})
+}
+
+func TestSRQPingpong(t *testing.T) {
+	a, b := pair(t)
+	ln, addr := listenTCP(t)
+	for _, o := range []SRQPingpong{
+		{QPs: 1, Size: 100, Count: 20, MTU: verbs.MTU1024},
+		{QPs: 16, Size: 5000, Count: 200, MTU: verbs.MTU1024},
+	} {
+		converse(t, func(ctx context.Context) error {
+			return SRQPingpongClient(ctx, a, addr, o)
+		}, func(ctx context.Context) error {
+			return SRQPingpongServer(ctx, b, ln, o)
+		})
+	}
+}

@@ -194,7 +194,9 @@ func (p *perftest) overTCP(ctx context.Context, c net.Conn) error {
 	if err != nil {
 		return err
 	}
-	q, err := newRaw(p.dev, p.Type, p.caps(), verbs.RemoteWrite|verbs.RemoteRead|verbs.RemoteAtomic)
+	q, err := newRaw(p.dev, rawConfig{
+		typ: p.Type, size: p.caps(), access: verbs.RemoteWrite | verbs.RemoteRead | verbs.RemoteAtomic, qkey: rawQKey,
+	})
 	if err != nil {
 		return err
 	}

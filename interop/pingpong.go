@@ -59,7 +59,7 @@ func (o Pingpong) open(dev *transport.Device) (*pingpong, error) {
 			p.out.Bytes()[i] = 0x7b
 		}
 	}
-	if p.qp, err = newRaw(dev, o.Type, verbs.QPCap{MaxSendWR: 4, MaxRecvWR: depth}, 0); err != nil {
+	if p.qp, err = newRaw(dev, rawConfig{typ: o.Type, size: verbs.QPCap{MaxSendWR: 4, MaxRecvWR: depth}, qkey: rawQKey}); err != nil {
 		p.close()
 		return nil, err
 	}

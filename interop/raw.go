@@ -25,11 +25,22 @@ type end struct {
 // rawQP is a queue pair that the program drives itself.
 type rawQP struct {
 	endpoint
-	dev *transport.Device
-	typ verbs.QPType
-	cq  *transport.CQ
-	ah  *transport.AH // of the peer, for UD
-	own end
+	dev  *transport.Device
+	typ  verbs.QPType
+	cq   *transport.CQ // its own, or nil
+	qkey uint32
+	ah   *transport.AH // of the peer, for UD
+	own  end
+}
+
+// rawConfig says what to make.
+type rawConfig struct {
+	typ    verbs.QPType
+	size   verbs.QPCap
+	access verbs.Access
+	qkey   uint32         // of UD
+	cq     *transport.CQ  // nil for one of its own
+	srq    *transport.SRQ // nil for receives of its own
 }
 
 // rawQKey is the Q_Key of ibv_ud_pingpong and perftest.
@@ -44,24 +55,33 @@ func grh(typ verbs.QPType) int {
 }
 
 // newRaw makes a queue pair in INIT and the end to tell the peer about.
-func newRaw(dev *transport.Device, typ verbs.QPType, size verbs.QPCap, access verbs.Access) (*rawQP, error) {
-	cq, err := dev.CreateCQ(size.MaxSendWR + size.MaxRecvWR)
+func newRaw(dev *transport.Device, cfg rawConfig) (*rawQP, error) {
+	cq := cfg.cq
+	if cq == nil {
+		var err error
+		if cq, err = dev.CreateCQ(cfg.size.MaxSendWR + cfg.size.MaxRecvWR); err != nil {
+			return nil, err
+		}
+	}
+	typ := cfg.typ
+	qp, err := dev.PD().CreateQP(transport.QPConfig{Type: typ, SendCQ: cq, RecvCQ: cq, SRQ: cfg.srq, Cap: cfg.size})
 	if err != nil {
+		if cfg.cq == nil {
+			_ = cq.Close() // nothing uses it
+		}
 		return nil, err
 	}
-	qp, err := dev.PD().CreateQP(transport.QPConfig{Type: typ, SendCQ: cq, RecvCQ: cq, Cap: size})
-	if err != nil {
-		_ = cq.Close() // nothing uses it
-		return nil, err
+	q := &rawQP{endpoint: endpoint{QP: qp}, dev: dev, typ: typ, qkey: cfg.qkey}
+	if cfg.cq == nil {
+		q.cq = cq
 	}
-	q := &rawQP{endpoint: endpoint{QP: qp}, dev: dev, typ: typ, cq: cq}
 	a := verbs.QPAttr{Mask: verbs.AttrState | verbs.AttrPKeyIndex | verbs.AttrPort, State: verbs.QPInit, Port: 1}
 	if typ == verbs.UD {
 		a.Mask |= verbs.AttrQKey
-		a.QKey = rawQKey
+		a.QKey = cfg.qkey
 	} else {
 		a.Mask |= verbs.AttrAccessFlags
-		a.AccessFlags = access
+		a.AccessFlags = cfg.access
 	}
 	if err := qp.Modify(a); err != nil {
 		q.close()
@@ -78,7 +98,9 @@ func (q *rawQP) close() {
 	if q.ah != nil {
 		_ = q.ah.Close()
 	}
-	_ = q.cq.Close()
+	if q.cq != nil {
+		_ = q.cq.Close()
+	}
 }
 
 // connect moves the queue pair to RTS, with the attributes that ibv_rc_pingpong and perftest
@@ -96,7 +118,7 @@ func (q *rawQP) toRTR(peer end, mtu verbs.MTU) error {
 		if q.ah, err = q.dev.PD().CreateAH(verbs.AV{Remote: netip.AddrPortFrom(peer.gid.Unmap(), transport.Port), Local: q.own.gid}); err != nil {
 			return err
 		}
-		q.to = datagram{ah: q.ah.Handle(), qpn: peer.qpn, qkey: rawQKey, head: transport.GRHLen}
+		q.to = datagram{ah: q.ah.Handle(), qpn: peer.qpn, qkey: q.qkey, head: transport.GRHLen}
 		return q.Modify(verbs.QPAttr{Mask: verbs.AttrState, State: verbs.QPRTR})
 	}
 	a := verbs.QPAttr{

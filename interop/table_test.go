@@ -12,8 +12,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"reflect"
-	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -51,38 +49,11 @@ type tool struct {
 	// exchange says that MTU and queue pairs are told over TCP, so that no packet of the
 	// connection manager can get lost and the path MTU may be below the link's.
 	exchange bool
-	// missing names what the engine lacks. Once it is there the row fails until it is written.
-	missing feature
-	// unreliable says that a lost packet ends the conversation for good.
+	// unreliable says that a lost packet may end the conversation for good.
 	unreliable bool
 	// kinds are the kinds of packets in losses that it uses beside ACK.
 	kinds string
 }
-
-// feature is something that Doorbell does not offer yet.
-type feature struct {
-	name  string
-	there func(dev *transport.Device) bool
-}
-
-// has says whether the device, or its domain, has a method whose name has one of the parts.
-func has(parts ...string) func(dev *transport.Device) bool {
-	return func(dev *transport.Device) bool {
-		for _, typ := range []reflect.Type{reflect.TypeOf(dev), reflect.TypeOf(dev.PD())} {
-			for m := range typ.NumMethod() {
-				if slices.ContainsFunc(parts, func(part string) bool { return strings.Contains(typ.Method(m).Name, part) }) {
-					return true
-				}
-			}
-		}
-		return false
-	}
-}
-
-var (
-	needsSIDR = feature{"service ID resolution (SIDR)", has("SIDR", "Resolve", "UD", "Datagram")}
-	needsSRQ  = feature{"shared receive queues", has("SRQ", "SharedReceive")}
-)
 
 // tools are the rows of the table.
 func tools() []tool {
@@ -119,9 +90,8 @@ func tools() []tool {
 	swap := Perftest{Test: "atomic_bw", Count: 300, CM: true, Swap: true}
 	return append(rows,
 		tool{name: "ib_atomic_bw -R -A CMP_AND_SWAP", active: swap.active, passive: swap.passive, v4: "perftest 6.06 resolves IPv4 addresses only", kinds: "CM SEND atomic"},
-		tool{name: "ibv_srq_pingpong", missing: needsSRQ},
-		tool{name: "udaddy", missing: needsSIDR},
-		tool{name: "ib_send_bw -R -c UD", missing: needsSIDR},
+		tool{name: "ibv_srq_pingpong", active: srqActive, passive: srqPassive, exchange: true, unreliable: true},
+		tool{name: "udaddy", active: udaddyActive, passive: udaddyPassive, unreliable: true},
 	)
 }
 
@@ -150,14 +120,6 @@ var linkMTU = map[verbs.MTU]int{verbs.MTU256: 400, verbs.MTU512: 700, verbs.MTU1
 func TestTools(t *testing.T) {
 	for _, l := range tools() {
 		t.Run(strings.ReplaceAll(l.name, " ", "_"), func(t *testing.T) {
-			if l.missing.name != "" {
-				dev := open(t, host4)
-				if l.missing.there(dev) {
-					t.Fatalf("Doorbell has %s now: write the two ends", l.missing.name)
-				}
-				note(l.name, "", "", "", "not built yet: needs "+l.missing.name)
-				t.Skipf("not built yet: needs %s", l.missing.name)
-			}
 			for _, side := range []string{"active", "passive"} {
 				for _, ip := range []string{"IPv4", "IPv6"} {
 					t.Run(side+"/"+ip, func(t *testing.T) {
@@ -542,6 +504,57 @@ func pingpongPassive(typ verbs.QPType) func(e *env) error {
 		}
 		return e.finish(PingpongServer(e.ctx, e.dev, ln, o), p, "iters in")
 	}
+}
+
+func (e *env) srqPingpong() (SRQPingpong, string) {
+	o := SRQPingpong{QPs: 8, Size: 3000, Count: 100, MTU: e.mtu}
+	return o, fmt.Sprintf("ibv_srq_pingpong -d rxe0 -g %d -q %d -s %d -n %d -m %d", e.gid(), o.QPs, o.Size, o.Count, e.mtu.Bytes())
+}
+
+func srqActive(e *env) error {
+	o, cmd := e.srqPingpong()
+	p, err := e.serve(cmd, PingpongPort, false)
+	if err != nil {
+		return err
+	}
+	return e.finish(SRQPingpongClient(e.ctx, e.dev, netip.AddrPortFrom(guest4, PingpongPort), o), p, "iters in")
+}
+
+func srqPassive(e *env) error {
+	ln := e.listenTCP(PingpongPort)
+	o, cmd := e.srqPingpong()
+	p, err := theRig.start(e.ctx, fmt.Sprintf("%s %v", cmd, host4))
+	if err != nil {
+		return err
+	}
+	return e.finish(SRQPingpongServer(e.ctx, e.dev, ln, o), p, "iters in")
+}
+
+var udaddyOptions = Udaddy{Count: 10, Size: 100}
+
+func udaddyActive(e *env) error {
+	o := udaddyOptions
+	p, err := e.serve(fmt.Sprintf("udaddy -b %v -C %d -S %d", e.guest, o.Count, o.Size), UdaddyPort, true)
+	if err != nil {
+		return err
+	}
+	return e.finish(UdaddyClient(e.ctx, e.dev, e.to(UdaddyPort), o), p, "return status 0")
+}
+
+func udaddyPassive(e *env) error {
+	o := udaddyOptions
+	up, done := make(chan struct{}), make(chan error, 1)
+	go func() { done <- UdaddyServer(e.ctx, e.dev, o, up) }()
+	select {
+	case <-up:
+	case err := <-done:
+		return err
+	}
+	p, err := theRig.start(e.ctx, fmt.Sprintf("udaddy -s %v -C %d -S %d", e.host, o.Count, o.Size))
+	if err != nil {
+		return err
+	}
+	return e.finish(<-done, p, "return status 0")
 }
 
 func (o Perftest) command(e *env) string {
