@@ -76,7 +76,7 @@ soak: ## the long tests, up to an hour
 interop: ## talk to Linux tools over Soft-RoCE in a QEMU guest, as root; interop-full takes longer
 	$(GO) test -count 1 -tags interop -timeout 30m ./interop; code=$$?; cat interop/.cache/table 2>/dev/null; exit $$code
 
-interop-full: # every tool with every MTU and every loss, about an hour
+interop-full: ## every tool with every MTU and every loss, about an hour
 	$(GO) test -count 1 -tags interop -timeout 4h ./interop -full; code=$$?; cat interop/.cache/table 2>/dev/null; exit $$code
 
 demo: ## show what this is about, on loopback
@@ -95,4 +95,4 @@ clean: ## remove what the other targets have built
 	rm -rf bin .bin cover.out
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
