@@ -60,7 +60,7 @@
 //
 // An acknowledgement leaves with the next step, or together with what the receiver posts. A
 // program that takes a message by Poll and then neither polls, posts nor waits leaves it to
-// the device's thread, which is up to half a millisecond later.
+// the device's thread, which is a few milliseconds later.
 //
 // Posting, polling and modifying are safe from any number of goroutines. They allocate
 // nothing and take no lock that could be held for long.

@@ -11,9 +11,15 @@ import (
 	"github.com/doorbell-rdma/doorbell/verbs"
 )
 
-// nap is how long the wire's thread rests while others drive: packets and deadlines are
-// late by at most this much.
-const nap = 500 * time.Microsecond
+// How long the wire's thread rests while others drive: shortNap, and for each nap during
+// which they drove more than busyDrives times twice as long, up to longNap. Packets and
+// deadlines are late by at most this much when a spinner stops spinning without parking.
+// Every look of the thread takes its processor from a spinner for tens of microseconds.
+const (
+	shortNap   = 500 * time.Microsecond
+	longNap    = 4 * time.Millisecond
+	busyDrives = 32
+)
 
 // port is one wire with its socket, its thread and the role that says who may drive it.
 type port struct {
@@ -46,7 +52,7 @@ func newPort(d *Device, index int, sock *udp.Socket) (*port, error) {
 	if p.poll, err = udp.NewPoller(sock); err != nil {
 		return nil, err
 	}
-	p.role = role.New(driver{p}, &sleeper{p: p})
+	p.role = role.New(driver{p}, newSleeper(p))
 	p.transmit = func() { p.wire.Transmit(d.now()) }
 	return p, nil
 }
@@ -55,12 +61,6 @@ func newPort(d *Device, index int, sock *udp.Socket) (*port, error) {
 func (p *port) start() {
 	go func() {
 		defer close(p.done)
-		if udp.Direct {
-			// The thread sleeps in system calls and is woken by them; a goroutine that moves
-			// between threads would be late each time.
-			runtime.LockOSThread()
-			defer runtime.UnlockOSThread()
-		}
 		p.role.Run()
 	}()
 }
@@ -128,13 +128,27 @@ func (d driver) Step() (more bool) {
 func (d driver) NextDeadline() verbs.Instant { return d.p.wire.NextDeadline() }
 
 // sleeper is how the port's thread rests.
+//
+// It sleeps in a system call, and naps as a goroutine. In a system call it would hold a P, which the
+// runtime's monitor takes away after each nap: by that the monitor keeps itself awake, every
+// hundred microseconds, and each time interrupts whoever spins on its processor.
 type sleeper struct {
 	p    *port
 	want udp.Events
+
+	nap   time.Duration // the next one
+	timer *time.Timer
+	rouse chan struct{} // holds a token after Rouse
+}
+
+func newSleeper(p *port) *sleeper {
+	s := &sleeper{p: p, nap: shortNap, timer: time.NewTimer(longNap), rouse: make(chan struct{}, 1)}
+	s.timer.Stop()
+	return s
 }
 
 func (s *sleeper) Arm()    { s.want = udp.Readable }
-func (s *sleeper) Disarm() { s.want = 0 }
+func (s *sleeper) Disarm() { s.want, s.nap = 0, shortNap }
 func (s *sleeper) Wake()   { s.p.poll.Kick() }
 
 func (s *sleeper) Sleep(until verbs.Instant) {
@@ -142,15 +156,30 @@ func (s *sleeper) Sleep(until verbs.Instant) {
 	if until != verbs.Never {
 		timeout = max(0, int64(until-s.p.dev.now()))
 	}
-	s.wait(s.want, timeout)
-}
-
-func (s *sleeper) Nap() { s.wait(0, int64(nap)) }
-
-func (s *sleeper) wait(want udp.Events, timeout int64) {
 	// An error says that the poller is closed, which happens after the thread has ended, or
 	// that the system call failed, which must not turn the thread into a busy loop.
-	if _, err := s.p.poll.Wait(want, timeout); err != nil {
-		time.Sleep(nap)
+	if _, err := s.p.poll.Wait(s.want, timeout); err != nil {
+		time.Sleep(shortNap)
+	}
+}
+
+func (s *sleeper) Nap(driven uint64) {
+	if driven < busyDrives {
+		s.nap = shortNap
+	}
+	s.timer.Reset(s.nap)
+	select {
+	case <-s.timer.C:
+		s.nap = min(2*s.nap, longNap)
+	case <-s.rouse:
+		s.timer.Stop()
+		s.nap = shortNap
+	}
+}
+
+func (s *sleeper) Rouse() {
+	select {
+	case s.rouse <- struct{}{}:
+	default:
 	}
 }

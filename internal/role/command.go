@@ -142,6 +142,7 @@ func (r *Role) Close(last func()) error {
 	}
 	if c.running.Load() { // begin has seen closed, or set this
 		r.sleeper.Wake()
+		r.sleeper.Rouse()
 		<-c.exited
 	}
 	r.bed.Store(awake) // nobody wakes from now on, but some may be about to

@@ -21,7 +21,7 @@
 // owner releases only from owned-and-no-note, otherwise it takes the note and steps again.
 //
 // While drives keeps changing the thread naps with the socket's wake-up disarmed: a packet
-// or a deadline is late by at most a nap (half a millisecond) and neither a hand-back nor a
+// or a deadline is late by at most a nap (a few milliseconds) and neither a hand-back nor a
 // Ring costs a system call. After a whole nap without a drive the thread takes the role,
 // steps, arms the socket, steps again, writes down until when it sleeps (bed), releases the
 // role and sleeps. Whoever releases the role with an earlier deadline, and whoever rings

@@ -105,7 +105,7 @@ func (s *sock) Sleep(until verbs.Instant) {
 	s.token = false
 }
 
-func (s *sock) Nap() {
+func (s *sock) Nap(uint64) {
 	taken := func() bool {
 		s.mu.Lock()
 		defer s.mu.Unlock()
@@ -125,6 +125,8 @@ func (s *sock) Nap() {
 		runtime.Gosched()
 	}
 }
+
+func (s *sock) Rouse() { s.Wake() }
 
 func (s *sock) Wake() {
 	s.mu.Lock()

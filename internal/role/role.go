@@ -31,12 +31,15 @@ type Sleeper interface {
 	// Sleep blocks until a packet arrives while armed, somebody calls Wake or the time has
 	// come ([verbs.Never]: no time). It may return early for no reason.
 	Sleep(until verbs.Instant)
-	// Nap blocks for a nap, half a millisecond, or until Wake. Packets do not end it.
-	Nap()
-	// Wake ends the present Sleep or Nap. It keeps: when the thread does neither, the next
-	// Sleep or Nap ends at once; two may count as one. Any goroutine, under the role or
-	// not, as long as Close has not returned.
+	// Nap blocks for a moment, a few milliseconds at most, or until Rouse. Packets do not
+	// end it. driven says how often others drove since the thread looked last: who drives
+	// all the time needs the thread the less.
+	Nap(driven uint64)
+	// Wake ends the present Sleep, Rouse the present Nap. Both keep: when the thread does not
+	// rest so, the next Sleep or Nap ends at once; two may count as one. Any goroutine, under
+	// the role or not, as long as Close has not returned.
 	Wake()
+	Rouse()
 }
 
 // What bed holds beside the instant until which the thread sleeps.
@@ -133,8 +136,8 @@ func (r *Role) Ring() {
 
 // HandBack says that a waiter is about to park and nobody else drives, as far as it knows:
 // a napping thread is woken and takes over at once, as after a whole nap without a drive.
-// Without it nothing is lost, but what happens next is late by up to a nap. It costs a
-// system call if the thread naps, and is in vain under the role.
+// Without it nothing is lost, but what happens next is late by up to a nap. It wakes
+// somebody if the thread naps, and is in vain under the role.
 func (r *Role) HandBack() {
 	for {
 		switch b := r.bed.Load(); b {
@@ -212,7 +215,7 @@ func (r *Role) kick(t int64) {
 	}
 }
 
-// wake moves bed from one value to another, and calls Wake if that was done here. Close
+// wake moves bed from one value to another, and ends the rest if that was done here. Close
 // waits until nobody is between the two.
 func (r *Role) wake(from, to int64) bool {
 	r.wakers.Add(1)
@@ -221,7 +224,11 @@ func (r *Role) wake(from, to int64) bool {
 	if ok {
 		yield.Point()
 		r.Counters.Wakes.Add(1)
-		r.sleeper.Wake()
+		if from == napping {
+			r.sleeper.Rouse()
+		} else {
+			r.sleeper.Wake()
+		}
 	}
 	r.wakers.Add(-1)
 	return ok

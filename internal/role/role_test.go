@@ -363,7 +363,8 @@ func (nothing) NextDeadline() verbs.Instant { return verbs.Never }
 func (nothing) Arm()                        {}
 func (nothing) Disarm()                     {}
 func (nothing) Sleep(verbs.Instant)         {}
-func (nothing) Nap()                        {}
+func (nothing) Nap(uint64)                  {}
+func (nothing) Rouse()                      {}
 func (nothing) Wake()                       {}
 
 func BenchmarkTakeLeave(b *testing.B) {

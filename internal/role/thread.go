@@ -24,8 +24,9 @@ func (r *Role) Run() {
 	call := false // a waiter summoned us
 	for !r.Closed() {
 		if !r.word.TryBorrow() {
-			seen = r.word.Drives()
-			call = r.nap()
+			d := r.word.Drives()
+			call = r.nap(d - seen)
+			seen = d
 			continue
 		}
 		if !r.exhaust() {
@@ -46,8 +47,8 @@ func (r *Role) Run() {
 				return
 			}
 		}
+		call = r.nap(d - seen)
 		seen = d
-		call = r.nap()
 	}
 }
 
@@ -94,11 +95,11 @@ func (r *Role) sleep(until verbs.Instant) (call bool) {
 }
 
 // nap rests for a moment, unless a waiter has asked for the thread already.
-func (r *Role) nap() (call bool) {
+func (r *Role) nap(driven uint64) (call bool) {
 	if r.bed.CompareAndSwap(awake, napping) {
 		r.Counters.Naps.Add(1)
 		yield.Point()
-		r.sleeper.Nap()
+		r.sleeper.Nap(driven)
 	}
 	return r.bed.Swap(awake) == summoned
 }
