@@ -76,13 +76,16 @@ var Layers = []Layer{
 	{Package: "internal/udp", Imports: []string{"internal/link"}, Modules: libraryModules},
 	{Package: "internal/park", Imports: []string{"internal/yield"}, Modules: libraryModules},
 
+	{Package: "internal/pack", Modules: pureModules},
 	{Package: "internal/role", Imports: []string{"verbs", "internal/yield"}, Modules: libraryModules},
 
 	{
 		Package: "transport",
-		Imports: append([]string{"internal/wire", "internal/role", "internal/udp", "internal/park"}, wireImports...),
+		Imports: append([]string{"internal/wire", "internal/role", "internal/udp", "internal/park", "internal/pack"}, wireImports...),
 		Modules: libraryModules,
 	},
+
+	{Package: "internal/linuxpeer", Imports: []string{"transport", "verbs"}, Modules: libraryModules},
 
 	{
 		Package: "bench/...",
@@ -92,13 +95,19 @@ var Layers = []Layer{
 	},
 	{
 		Package: "cmd/perf/...",
-		Imports: []string{"bench/...", "transport", "verbs", "roce"},
+		Imports: []string{"bench/...", "internal/linuxpeer", "transport", "verbs", "roce"},
+		Modules: programModules,
+		Program: true,
+	},
+	{
+		Package: "examples/...",
+		Imports: []string{"transport", "verbs"},
 		Modules: programModules,
 		Program: true,
 	},
 	{
 		Package: "interop/...",
-		Imports: []string{"transport", "verbs", "roce"},
+		Imports: []string{"internal/linuxpeer", "transport", "verbs", "roce"},
 		Modules: programModules,
 		Program: true,
 	},
