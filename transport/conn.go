@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 
 	"github.com/doorbell-rdma/doorbell/cm"
 	"github.com/doorbell-rdma/doorbell/internal/udp"
@@ -225,8 +226,18 @@ func (d *Device) Listen(addr netip.AddrPort) (*Listener, error) {
 // Addr returns the address and service port that the listener was made for.
 func (l *Listener) Addr() netip.AddrPort { return l.addr }
 
-// Next waits for a request. It returns ErrClosed after Close, ctx.Err() when ctx ends first.
+// Next waits for a request; those whose peers gave up before anybody asked are not among
+// them. It returns ErrClosed after Close, ctx.Err() when ctx ends first.
 func (l *Listener) Next(ctx context.Context) (*ConnRequest, error) {
+	for {
+		r, err := l.next(ctx)
+		if err != nil || !r.gone.Load() {
+			return r, err
+		}
+	}
+}
+
+func (l *Listener) next(ctx context.Context) (*ConnRequest, error) {
 	select {
 	case r := <-l.queue:
 		return r, nil
@@ -239,6 +250,35 @@ func (l *Listener) Next(ctx context.Context) (*ConnRequest, error) {
 		return nil, ErrClosed
 	case <-ctx.Done():
 		return nil, ctx.Err()
+	}
+}
+
+// offer queues a request, under the role of its wire, and reports whether it found room. The
+// connection manager lets in no more than the queue holds, but does not count those whose peers
+// have given up; they make room.
+func (l *Listener) offer(r *ConnRequest) bool {
+	if l.push(r) {
+		return true
+	}
+	for range cap(l.queue) {
+		select {
+		case old := <-l.queue:
+			if !old.gone.Load() {
+				l.push(old) // never full: we have just taken one, and nobody else adds
+			}
+		default:
+			return l.push(r)
+		}
+	}
+	return l.push(r)
+}
+
+func (l *Listener) push(r *ConnRequest) bool {
+	select {
+	case l.queue <- r:
+		return true
+	default:
+		return false
 	}
 }
 
@@ -277,6 +317,7 @@ type ConnRequest struct {
 	conn    *wire.Conn
 	private []byte
 	srcPort uint16
+	gone    atomic.Bool // the peer has given up, or we have: nobody wants an answer
 }
 
 // PrivateData returns what the peer sent with its REQ: 56 bytes, zero-padded.

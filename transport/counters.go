@@ -9,14 +9,17 @@ import (
 
 // Counters returns the device's totals by name since it was opened, for reading by people
 // and monitoring: wire_* for datagrams and why they were dropped, qp_* for the protocol
-// (retransmissions, NAKs, deferred WQEs, publications), cm_* for connection management,
+// (retransmissions, NAKs, deferred WQEs, publications), cm_* for connection management
+// (cm_sent_req and the like by message, cm_dropped_* by reason; those that are 0 are left out),
 // udp_* for the socket. It may be called at any time, by any goroutine.
 func (d *Device) Counters() map[string]uint64 {
 	m := make(map[string]uint64)
 	for _, p := range d.ports {
 		collect(m, "wire", &p.wire.Counters)
 		collect(m, "qp", p.wire.QPCounters())
-		collect(m, "cm", p.wire.CMCounters())
+		p.wire.CMCounters().Each(func(name string, n uint64) {
+			m["cm_"+strings.ToLower(strings.ReplaceAll(name, ".", "_"))] += n
+		})
 		p.collect(m)
 	}
 	if d.tap != nil {

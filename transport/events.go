@@ -122,21 +122,26 @@ func (u upcalls) ConnRequest(c *wire.Conn, req *cm.Event) {
 	d.mu.RLock()
 	l := d.listeners[req.Service]
 	d.mu.RUnlock()
-	if l != nil && (!l.addr.Addr().IsValid() || l.addr.Addr().IsUnspecified() || l.addr.Addr() == c.Path.Local) {
-		select {
-		case l.queue <- r:
-			return
-		default:
-		}
+	if l != nil && (!l.addr.Addr().IsValid() || l.addr.Addr().IsUnspecified() || l.addr.Addr() == c.Path.Local) && l.offer(r) {
+		return
 	}
 	// Not for this listener, or it has just gone: refused, but not from within the step.
 	go func() { _ = r.Reject(verbs.RejectInvalidServiceID, nil) }()
 }
 
 func (u upcalls) ConnEvent(c *wire.Conn, t verbs.EventType, private []byte) {
-	q, ok := c.Tag.(*QP)
-	if !ok {
-		return // a request that was never accepted; Accept will say so
+	var q *QP
+	switch tag := c.Tag.(type) {
+	case *QP:
+		q = tag
+	case *CMID:
+		tag.raise(CMEvent{Type: t, Reason: c.Reason, PrivateData: private})
+		return
+	case *ConnRequest:
+		tag.gone.Store(true)
+		return
+	default:
+		return
 	}
 	switch t {
 	case verbs.EventEstablished:
@@ -171,6 +176,19 @@ func (u upcalls) QPEvent(wq *wire.QP, t verbs.EventType) {
 			return
 		}
 		u.p.dev.events.raise(q, t)
+		if t == verbs.EventCommEst {
+			u.commEst(wq)
+		}
+	}
+}
+
+// commEst tells the program that drives the queue pair of a connection. Whoever reads the
+// device's events hears it too; telling the connection manager twice is harmless.
+func (u upcalls) commEst(wq *wire.QP) {
+	if c := wq.Conn(); c != nil {
+		if id, ok := c.Tag.(*CMID); ok {
+			id.raise(CMEvent{Type: verbs.EventCommEst})
+		}
 	}
 }
 

@@ -1,5 +1,7 @@
 package transport
 
+import "github.com/doorbell-rdma/doorbell/internal/link"
+
 // Kill ends a device as the death of its process would: without a word to anybody.
 func Kill(d *Device) {
 	for _, p := range d.ports {
@@ -27,3 +29,24 @@ func HoldWires(d *Device) (release func()) {
 	}
 	return func() { close(end) }
 }
+
+// Interpose puts what f makes of each wire's link in its place.
+func Interpose(d *Device, f func(link.Link) link.Link) {
+	for _, p := range d.ports {
+		_ = p.do(func() error { p.wire.Interpose(f); return nil })
+	}
+}
+
+// Tables returns how many connections, those in timewait included, and queue pairs a device
+// has, and how many objects it would end when closed.
+func Tables(d *Device) (conns, qps, objects int) {
+	for _, p := range d.ports {
+		_ = p.do(func() error { conns += p.wire.Conns(); qps += p.wire.QPs(); return nil })
+	}
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+	return conns, qps, len(d.objects)
+}
+
+// Backlog is how many requests wait for a listener.
+const Backlog = backlog

@@ -27,7 +27,8 @@ type Conn struct {
 	Tag any
 	// Path is where the peer is; set once.
 	Path cm.Path
-	// Reason says why, after EventRejected.
+	// Reason says why, after EventRejected, and after EventDisconnected when the end was not an
+	// orderly one.
 	Reason verbs.RejectReason
 	// Req is what the peer's REQ said (passive), Rep what its REP said (active).
 	Req cm.ReqInfo
@@ -41,7 +42,7 @@ type Conn struct {
 	state    connState
 	startPSN verbs.PSN
 	params   ConnParam
-	peerExt  extension // what the peer's REQ offered
+	peerExt  extension // what the peer's REQ or REP offered
 	offered  bool      // it did
 }
 
@@ -218,6 +219,9 @@ func (w *Wire) Ready(now verbs.Instant, c *Conn, private []byte) error {
 	if c.state != connConnecting || !c.params.Raw {
 		return fmt.Errorf("ready: %w", ErrConnState)
 	}
+	if c.qp != nil && c.offered && !c.params.NoExtension {
+		w.agree(c.qp, c.peerExt)
+	}
 	if err := w.cm.Ready(now, c.id, private); err != nil {
 		return err
 	}
@@ -235,9 +239,10 @@ func (w *Wire) Notify(now verbs.Instant, c *Conn) error {
 	return nil
 }
 
-// Reject answers a request with a REJ and forgets the connection.
+// Reject answers a request with a REJ and forgets the connection; of a raw connection also a
+// REP, or on second thoughts what AcceptRaw granted, as long as the RTU is not in.
 func (w *Wire) Reject(now verbs.Instant, c *Conn, reason verbs.RejectReason, private []byte) error {
-	if c.state != connRequested {
+	if c.state != connRequested && !(c.params.Raw && (c.state == connConnecting || c.state == connAccepted)) {
 		return fmt.Errorf("reject: %w", ErrConnState)
 	}
 	if err := w.cm.Reject(now, c.id, reason, private); err != nil {
@@ -291,6 +296,9 @@ func (w *Wire) forget(c *Conn) {
 		c.qp.conn = nil
 	}
 }
+
+// Replied reports whether the peer's REP is in (active side).
+func (c *Conn) Replied() bool { return c.Rep.QPN != 0 }
 
 // Attr returns the attributes that bring the queue pair to RTR or RTS, as far as they are
 // known by then: those to RTR need the peer's REP or our Negotiate (ib_cm_init_qp_attr).
@@ -382,6 +390,7 @@ func (w *Wire) connEvent(now verbs.Instant, c *Conn, e *cm.Event) {
 	case cm.Unreachable:
 		w.down(now, c, verbs.EventUnreachable, nil)
 	case cm.Disconnected:
+		c.Reason = e.Reason
 		w.down(now, c, verbs.EventDisconnected, e.PrivateData)
 	case cm.TimewaitExit:
 		w.up.ConnEvent(c, verbs.EventTimewaitExit, nil)
@@ -397,7 +406,7 @@ func (w *Wire) repReceived(now verbs.Instant, c *Conn, e *cm.Event) {
 		return
 	}
 	c.Rep = e.Rep
-	x, agreed := parseExtension(e.PrivateData, uint32(e.Rep.QPN))
+	c.peerExt, c.offered = parseExtension(e.PrivateData, uint32(e.Rep.QPN))
 	if c.params.Raw {
 		w.up.ConnEvent(c, verbs.EventConnectResponse, e.PrivateData)
 		return
@@ -405,8 +414,8 @@ func (w *Wire) repReceived(now verbs.Instant, c *Conn, e *cm.Event) {
 	rtr, rts := c.Attr(verbs.QPRTR), c.Attr(verbs.QPRTS)
 	err := w.Modify(now, q, &rtr)
 	if err == nil {
-		if agreed && !c.params.NoExtension {
-			w.agree(q, x)
+		if c.offered && !c.params.NoExtension {
+			w.agree(q, c.peerExt)
 		}
 		err = w.Modify(now, q, &rts)
 	}
@@ -479,3 +488,6 @@ func (w *Wire) sayFailed(now verbs.Instant, q *QP) {
 	}
 	q.failed = false
 }
+
+// Conn returns the connection that the queue pair serves, nil for none. Owner only.
+func (q *QP) Conn() *Conn { return q.conn }
