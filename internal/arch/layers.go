@@ -69,6 +69,7 @@ var Layers = []Layer{
 	{Package: "ring", Imports: []string{"internal/yield"}, Modules: pureModules, SansIO: true},
 	{Package: "qp", Imports: []string{"roce", "verbs", "ring", "internal/yield"}, Modules: pureModules, SansIO: true},
 	{Package: "cm", Imports: []string{"roce", "verbs"}, Modules: pureModules, SansIO: true},
+	{Package: "internal/rsocket", Imports: []string{"verbs"}, Modules: pureModules, SansIO: true},
 	{Package: "internal/mr", Imports: []string{"verbs", "qp"}, Modules: pureModules, SansIO: true},
 	{Package: "internal/wire", Imports: wireImports, Modules: pureModules, SansIO: true},
 
@@ -81,7 +82,7 @@ var Layers = []Layer{
 
 	{
 		Package: "transport",
-		Imports: append([]string{"internal/wire", "internal/role", "internal/udp", "internal/park", "internal/pack"}, wireImports...),
+		Imports: append([]string{"internal/wire", "internal/role", "internal/udp", "internal/park", "internal/pack", "internal/rsocket"}, wireImports...),
 		Modules: libraryModules,
 	},
 
