@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/doorbell-rdma/doorbell/internal/linuxpeer"
 	"github.com/doorbell-rdma/doorbell/transport"
 	"github.com/doorbell-rdma/doorbell/verbs"
 )
@@ -202,15 +203,15 @@ func TestGreeting(t *testing.T) {
 				return err
 			}
 			defer qp.Close()
-			conn := &endpoint{QP: qp}
+			conn := &linuxpeer.Endpoint{QP: qp}
 			greeting := append([]byte("greetings"), 0)
-			if err := conn.do(e.ctx, verbs.SendWR{Opcode: verbs.Send, InlineData: greeting}); err != nil {
+			if err := conn.Do(e.ctx, verbs.SendWR{Opcode: verbs.Send, InlineData: greeting}); err != nil {
 				return err
 			}
 			if n, wait := qp.Published(); n == 1 {
 				e.Logf("the greeting waited %v in RTR", wait.Round(time.Microsecond))
 			}
-			return conn.disconnected(e.ctx)
+			return conn.Disconnected(e.ctx)
 		}()
 		if err := e.finish(err, p, `connected, private data "welcome"`, `heard "greetings"`); err != nil {
 			e.Error(err)
@@ -268,16 +269,16 @@ func deferral(e *env) (string, error) {
 	}
 	defer in.Close()
 	size := verbs.QPCap{MaxSendWR: 8, MaxRecvWR: 8}
-	a, err := newRaw(e.dev, rawConfig{typ: verbs.RC, size: size})
+	a, err := linuxpeer.NewRaw(e.dev, linuxpeer.RawConfig{Type: verbs.RC, Cap: size})
 	if err != nil {
 		return "", err
 	}
-	defer a.close()
-	b, err := newRaw(e.dev, rawConfig{typ: verbs.RC, size: size})
+	defer a.Close()
+	b, err := linuxpeer.NewRaw(e.dev, linuxpeer.RawConfig{Type: verbs.RC, Cap: size})
 	if err != nil {
 		return "", err
 	}
-	defer b.close()
+	defer b.Close()
 	for i := range 4 {
 		if err := b.PostRecv(verbs.RecvWR{WRID: uint64(i), SGList: in.SGL(i*slot, slot)}); err != nil {
 			return "", err
@@ -295,7 +296,7 @@ func deferral(e *env) (string, error) {
 		fmt.Fprintf(&said, "A posts %q: %s\n", text, answer)
 		return err == nil
 	}
-	look := func(name string, q *rawQP) {
+	look := func(name string, q *linuxpeer.RawQP) {
 		any := false
 		for end := time.Now().Add(300 * time.Millisecond); time.Now().Before(end); {
 			var wc [1]verbs.WC
@@ -314,10 +315,10 @@ func deferral(e *env) (string, error) {
 			fmt.Fprintf(&said, "%s sees nothing\n", name)
 		}
 	}
-	if err := a.toRTR(b.own, verbs.MTU1024); err != nil {
+	if err := a.ToRTR(b.Own, verbs.MTU1024); err != nil {
 		return "", err
 	}
-	if err := b.connect(a.own, verbs.MTU1024); err != nil {
+	if err := b.Connect(a.Own, verbs.MTU1024); err != nil {
 		return "", err
 	}
 	said.WriteString("A is in RTR\n")
@@ -326,7 +327,7 @@ func deferral(e *env) (string, error) {
 	}
 	look("A", a)
 	look("B", b)
-	if err := a.toRTS(b.own); err != nil {
+	if err := a.ToRTS(b.Own); err != nil {
 		return said.String(), err
 	}
 	said.WriteString("A is in RTS\n")

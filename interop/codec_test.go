@@ -6,21 +6,22 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/doorbell-rdma/doorbell/internal/linuxpeer"
 	"github.com/doorbell-rdma/doorbell/verbs"
 )
 
 // codec is one of the forms in which ends are told.
 type codec struct {
 	name   string
-	encode func(end) []byte
-	decode func([]byte) (end, error)
+	encode func(linuxpeer.End) []byte
+	decode func([]byte) (linuxpeer.End, error)
 	length int
 	// short: QPN, PSN and GID only.
 	short bool
 }
 
 var codecs = []codec{
-	{name: "pingpong", encode: encodePingpong, decode: decodePingpong, length: pingpongLine, short: true},
+	{name: "pingpong", encode: linuxpeer.EncodeLine, decode: linuxpeer.DecodeLine, length: linuxpeer.LineLen, short: true},
 	{name: "perftest over TCP", encode: tcpSide{}.encode, decode: tcpSide{}.decode, length: tcpRecord},
 	{name: "perftest over rdma_cm", encode: (*cmSide)(nil).encode, decode: (*cmSide)(nil).decode, length: cmRecord},
 }
@@ -31,19 +32,19 @@ func TestDecodeLinux(t *testing.T) {
 	for _, tc := range []struct {
 		codec codec
 		in    string
-		want  end
+		want  linuxpeer.End
 	}{
-		{codecs[0], "0000:000011:74bbc6:00000000000000000000ffff0a4d0002\x00", end{qpn: 0x11, psn: 0x74bbc6, gid: addr, reads: 1}},
+		{codecs[0], "0000:000011:74bbc6:00000000000000000000ffff0a4d0002\x00", linuxpeer.End{QPN: 0x11, PSN: 0x74bbc6, GID: addr, Reads: 1}},
 		{
 			codecs[1],
 			"0000:0001:000012:7d86dd:00000000:00005629fdcfe000:00:00:00:00:00:00:00:00:00:00:ff:ff:0a:4d:00:02:00000000:\x00",
-			end{qpn: 0x12, psn: 0x7d86dd, gid: addr, addr: 0x5629fdcfe000, reads: 1},
+			linuxpeer.End{QPN: 0x12, PSN: 0x7d86dd, GID: addr, Addr: 0x5629fdcfe000, Reads: 1},
 		},
 		{
 			codecs[2],
 			"\x00\x00\x00\x00\x00\x00\x00\x01\x00\x00\x00\x23\x00\x8e\xe8\x75\x00\x00\x00\x00pad!\x00\x00\x56\x2d\xc0\xad\x50\x00" +
 				"\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\xff\xff\x0a\x4d\x00\x02\x00\x00\x00\x00\x00\x00\x00\x01",
-			end{qpn: 0x23, psn: 0x8ee875, gid: addr, addr: 0x562dc0ad5000, reads: 1},
+			linuxpeer.End{QPN: 0x23, PSN: 0x8ee875, GID: addr, Addr: 0x562dc0ad5000, Reads: 1},
 		},
 	} {
 		got, err := tc.codec.decode([]byte(tc.in))
@@ -66,13 +67,13 @@ func TestCodecsRoundTrip(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			rapid.Check(t, func(t *rapid.T) {
 				b := rapid.SliceOfN(rapid.Byte(), 16, 16).Draw(t, "gid")
-				want := end{
-					qpn: verbs.QPN(rapid.Uint32Max(0xffffff).Draw(t, "qpn")), psn: verbs.PSN(rapid.Uint32Max(0xffffff).Draw(t, "psn")),
-					gid: netip.AddrFrom16([16]byte(b)).Unmap(), reads: 1,
+				want := linuxpeer.End{
+					QPN: verbs.QPN(rapid.Uint32Max(0xffffff).Draw(t, "qpn")), PSN: verbs.PSN(rapid.Uint32Max(0xffffff).Draw(t, "psn")),
+					GID: netip.AddrFrom16([16]byte(b)).Unmap(), Reads: 1,
 				}
 				if !c.short {
-					want.rkey, want.addr = rapid.Uint32().Draw(t, "rkey"), rapid.Uint64().Draw(t, "addr")
-					want.reads = rapid.IntRange(0, 128).Draw(t, "reads")
+					want.RKey, want.Addr = rapid.Uint32().Draw(t, "rkey"), rapid.Uint64().Draw(t, "addr")
+					want.Reads = rapid.IntRange(0, 128).Draw(t, "reads")
 				}
 				raw := c.encode(want)
 				if len(raw) != c.length {
@@ -89,7 +90,7 @@ func TestCodecsRoundTrip(t *testing.T) {
 // FuzzDecode: nothing that a peer writes makes a decoder panic.
 func FuzzDecode(f *testing.F) {
 	for _, c := range codecs {
-		f.Add(c.encode(end{qpn: 17, psn: 99, gid: netip.MustParseAddr("fd77::2"), reads: 1}))
+		f.Add(c.encode(linuxpeer.End{QPN: 17, PSN: 99, GID: netip.MustParseAddr("fd77::2"), Reads: 1}))
 	}
 	f.Fuzz(func(_ *testing.T, b []byte) {
 		for _, c := range codecs {

@@ -2,11 +2,12 @@
 // the tests that have these conversations.
 //
 // Each file is what one program of rdma-core or perftest speaks, written on package transport
-// alone: rping, rdma_client and rdma_server, ucmatose, udaddy, ibv_rc_pingpong and its kin,
-// ib_send_bw and its. A function is one end of it, for one connection; the other end may be the Linux
+// alone: rdma_client and rdma_server, ucmatose, udaddy, ib_send_bw and its kin. What cmd/perf
+// offers to its users too, rping, ibv_rc_pingpong and its kin, is in package internal/linuxpeer.
+// A function is one end of it, for one connection; the other end may be the Linux
 // program over a kernel's RDMA stack, or the same file's counterpart over Doorbell:
 //
-//	err := interop.RpingClient(ctx, dev, server, interop.Rping{Size: 100, Count: 10})
+//	err := interop.RDMAClient(ctx, dev, server, 0)
 //
 // Ordinary tests let both ends of each be Doorbell, on loopback. With the build tag "interop",
 // on Linux and as root, tests boot Debian's kernel under QEMU and talk to its rdma_rxe:

@@ -62,24 +62,6 @@ func listen(t *testing.T, dev *transport.Device, port uint16) (*transport.Listen
 	return ln, addr
 }
 
-func TestRping(t *testing.T) {
-	a, b := pair(t)
-	ln, addr := listen(t, b, RpingPort)
-	for _, size := range []int{23, 100, 5000, 65535} {
-		const count = 3
-		pings := 0
-		converse(t, func(ctx context.Context) error {
-			return RpingClient(ctx, a, addr, Rping{Size: size, Count: count})
-		}, func(ctx context.Context) (err error) {
-			pings, err = RpingServer(ctx, b, ln, Rping{Size: size})
-			return err
-		})
-		if pings != count {
-			t.Errorf("size %d: served %d pings, want %d", size, pings, count)
-		}
-	}
-}
-
 func TestRDMAClient(t *testing.T) {
 	a, b := pair(t)
 	ln, addr := listen(t, b, RDMAPort)
@@ -103,24 +85,6 @@ func TestUcmatose(t *testing.T) {
 			return UcmatoseClient(ctx, a, addr, o)
 		}, func(ctx context.Context) error {
 			return UcmatoseServer(ctx, b, ln, o)
-		})
-	}
-}
-
-func TestPingpong(t *testing.T) {
-	a, b := pair(t)
-	ln, addr := listenTCP(t)
-	for _, o := range []Pingpong{
-		{Type: verbs.RC, Size: 1, Count: 3, MTU: verbs.MTU256},
-		{Type: verbs.RC, Size: 4096, Count: 20, MTU: verbs.MTU1024},
-		{Type: verbs.RC, Size: 20000, Count: 20, MTU: verbs.MTU4096},
-		{Type: verbs.UC, Size: 20000, Count: 20, MTU: verbs.MTU1024},
-		{Type: verbs.UD, Size: 1024, Count: 20, MTU: verbs.MTU1024},
-	} {
-		converse(t, func(ctx context.Context) error {
-			return PingpongClient(ctx, a, addr, o)
-		}, func(ctx context.Context) error {
-			return PingpongServer(ctx, b, ln, o)
 		})
 	}
 }
@@ -190,19 +154,4 @@ func TestUdaddy(t *testing.T) {
 	}, func(ctx context.Context) error {
 		return UdaddyServer(ctx, b, o, up)
 	})
-}
-
-func TestSRQPingpong(t *testing.T) {
-	a, b := pair(t)
-	ln, addr := listenTCP(t)
-	for _, o := range []SRQPingpong{
-		{QPs: 1, Size: 100, Count: 20, MTU: verbs.MTU1024},
-		{QPs: 16, Size: 5000, Count: 200, MTU: verbs.MTU1024},
-	} {
-		converse(t, func(ctx context.Context) error {
-			return SRQPingpongClient(ctx, a, addr, o)
-		}, func(ctx context.Context) error {
-			return SRQPingpongServer(ctx, b, ln, o)
-		})
-	}
 }

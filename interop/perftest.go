@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/doorbell-rdma/doorbell/internal/linuxpeer"
 	"github.com/doorbell-rdma/doorbell/transport"
 	"github.com/doorbell-rdma/doorbell/verbs"
 )
@@ -91,9 +92,9 @@ type perftest struct {
 	// in is what the peer reaches: it begins at the address that the record names. out is
 	// what we send from and READ into.
 	in, out *transport.MR
-	e       *endpoint // the data queue pair
-	own     end       // what the record says about us
-	peer    end       // and about the peer
+	e       *linuxpeer.Endpoint // the data queue pair
+	own     linuxpeer.End       // what the record says about us
+	peer    linuxpeer.End       // and about the peer
 	closers []func()
 }
 
@@ -109,7 +110,7 @@ func (p *perftest) close() {
 
 // buffers registers memory. The WRITEs of a test move through a page when they are short.
 func (p *perftest) buffers() error {
-	size := max(grh(p.Type)+p.Size, 4096)
+	size := max(linuxpeer.GRH(p.Type)+p.Size, 4096)
 	in, err := p.dev.PD().RegisterMR(make([]byte, size), verbs.LocalWrite|verbs.RemoteWrite|verbs.RemoteRead|verbs.RemoteAtomic)
 	if err != nil {
 		return err
@@ -139,7 +140,9 @@ func (p *perftest) recvs() (wrs []verbs.RecvWR) {
 	return wrs
 }
 
-func (p *perftest) recv() verbs.RecvWR { return verbs.RecvWR{SGList: p.in.SGL(0, grh(p.Type)+p.Size)} }
+func (p *perftest) recv() verbs.RecvWR {
+	return verbs.RecvWR{SGList: p.in.SGL(0, linuxpeer.GRH(p.Type)+p.Size)}
+}
 
 // PerftestClient is "ib_TEST HOST". server is the other end's address, of TCP or, with CM, of
 // its connection manager.
@@ -178,7 +181,7 @@ func PerftestServer(ctx context.Context, dev *transport.Device, ln *transport.Li
 	if o.CM {
 		return p.serverCM(ctx, ln)
 	}
-	c, err := accept(ctx, tcp)
+	c, err := linuxpeer.Accept(ctx, tcp)
 	if err != nil {
 		return err
 	}
@@ -188,22 +191,22 @@ func PerftestServer(ctx context.Context, dev *transport.Device, ln *transport.Li
 // overTCP is a whole test whose side channel is TCP; the program drives the queue pair itself.
 func (p *perftest) overTCP(ctx context.Context, c net.Conn) error {
 	p.atEnd(func() { _ = c.Close() })
-	defer bound(ctx, c)()
+	defer linuxpeer.Bound(ctx, c)()
 	p.side = tcpSide{c}
 	mtu, err := p.hello(ctx)
 	if err != nil {
 		return err
 	}
-	q, err := newRaw(p.dev, rawConfig{
-		typ: p.Type, size: p.caps(), access: verbs.RemoteWrite | verbs.RemoteRead | verbs.RemoteAtomic, qkey: rawQKey,
+	q, err := linuxpeer.NewRaw(p.dev, linuxpeer.RawConfig{
+		Type: p.Type, Cap: p.caps(), Access: verbs.RemoteWrite | verbs.RemoteRead | verbs.RemoteAtomic, QKey: linuxpeer.RawQKey,
 	})
 	if err != nil {
 		return err
 	}
-	p.atEnd(q.close)
-	q.own.reads = perftestReads
-	p.e, p.own = &q.endpoint, q.own
-	p.own.addr, p.own.rkey = p.in.Addr(), p.in.RKey()
+	p.atEnd(q.Close)
+	q.Own.Reads = perftestReads
+	p.e, p.own = &q.Endpoint, q.Own
+	p.own.Addr, p.own.RKey = p.in.Addr(), p.in.RKey()
 	for _, wr := range p.recvs() {
 		if err := q.PostRecv(wr); err != nil {
 			return err
@@ -214,7 +217,7 @@ func (p *perftest) overTCP(ctx context.Context, c net.Conn) error {
 			return err
 		}
 		if i == 0 {
-			if err := q.connect(p.peer, mtu); err != nil {
+			if err := q.Connect(p.peer, mtu); err != nil {
 				return err
 			}
 		}
@@ -271,7 +274,7 @@ func (p *perftest) clientCM(ctx context.Context, server netip.AddrPort) error {
 		return fmt.Errorf("control connection: %w", err)
 	}
 	p.atEnd(func() { _ = control.Close() })
-	p.side = &cmSide{e: &endpoint{QP: control}, buf: buf}
+	p.side = &cmSide{e: &linuxpeer.Endpoint{QP: control}, buf: buf}
 	if _, err := p.hello(ctx); err != nil {
 		return err
 	}
@@ -334,7 +337,7 @@ func (p *perftest) serverCM(ctx context.Context, ln *transport.Listener) error {
 	if err != nil {
 		return fmt.Errorf("control connection: %w", err)
 	}
-	e := &endpoint{QP: control}
+	e := &linuxpeer.Endpoint{QP: control}
 	p.side = &cmSide{e: e, buf: buf}
 	if _, err := p.hello(ctx); err != nil {
 		return err
@@ -354,14 +357,14 @@ func (p *perftest) serverCM(ctx context.Context, ln *transport.Listener) error {
 	if err := p.withCM(ctx); err != nil {
 		return err
 	}
-	return p.e.disconnected(ctx)
+	return p.e.Disconnected(ctx)
 }
 
 func (p *perftest) useCM(qp *transport.QP) {
-	p.e = &endpoint{QP: qp}
-	p.own = end{qpn: qp.Num(), gid: p.dev.LocalAddr().Addr(), reads: 1, addr: p.in.Addr(), rkey: p.in.RKey()}
+	p.e = &linuxpeer.Endpoint{QP: qp}
+	p.own = linuxpeer.End{QPN: qp.Num(), GID: p.dev.LocalAddr().Addr(), Reads: 1, Addr: p.in.Addr(), RKey: p.in.RKey()}
 	if v := p.verb(); v == "read" || v == "atomic" {
-		p.own.reads = perftestReads
+		p.own.Reads = perftestReads
 	}
 }
 
@@ -419,7 +422,7 @@ func (p *perftest) alternate(ctx context.Context, first bool, send, take func(co
 }
 
 func (p *perftest) sendOne(ctx context.Context, n int) error {
-	if err := p.e.do(ctx, verbs.SendWR{Opcode: verbs.Send, SGList: p.out.SGL(0, p.Size)}); err != nil {
+	if err := p.e.Do(ctx, verbs.SendWR{Opcode: verbs.Send, SGList: p.out.SGL(0, p.Size)}); err != nil {
 		return fmt.Errorf("message %d: %w", n, err)
 	}
 	return nil
@@ -427,7 +430,7 @@ func (p *perftest) sendOne(ctx context.Context, n int) error {
 
 // takeOne waits for a message and keeps a receive posted for each that is still to come.
 func (p *perftest) takeOne(ctx context.Context, n int) error {
-	if err := p.e.expect(ctx, p.Size); err != nil {
+	if err := p.e.Expect(ctx, p.Size); err != nil {
 		return fmt.Errorf("message %d: %w", n, err)
 	}
 	if n+perftestRecvs < p.Count {
@@ -439,8 +442,8 @@ func (p *perftest) takeOne(ctx context.Context, n int) error {
 // writeOne WRITEs message n, whose last byte is its number counted from 1.
 func (p *perftest) writeOne(ctx context.Context, n int) error {
 	p.out.Bytes()[p.Size-1] = byte(n + 1)
-	err := p.e.do(ctx, verbs.SendWR{
-		Opcode: verbs.RDMAWrite, SGList: p.out.SGL(0, p.Size), RemoteAddr: p.peer.addr, RKey: p.peer.rkey,
+	err := p.e.Do(ctx, verbs.SendWR{
+		Opcode: verbs.RDMAWrite, SGList: p.out.SGL(0, p.Size), RemoteAddr: p.peer.Addr, RKey: p.peer.RKey,
 	})
 	if errors.Is(err, verbs.RetryExcErr) && p.client && n == p.Count-1 {
 		// The server leaves on our last message without a word: see play.
@@ -476,7 +479,7 @@ func (p *perftest) request(n int) verbs.SendWR {
 	if p.Size <= page/2 {
 		at = n * step % (page / step * step)
 	}
-	wr := verbs.SendWR{WRID: uint64(n), Flags: verbs.Signaled, SGList: p.out.SGL(0, p.Size), RemoteAddr: p.peer.addr + uint64(at), RKey: p.peer.rkey}
+	wr := verbs.SendWR{WRID: uint64(n), Flags: verbs.Signaled, SGList: p.out.SGL(0, p.Size), RemoteAddr: p.peer.Addr + uint64(at), RKey: p.peer.RKey}
 	switch p.verb() {
 	case "send":
 		wr.Opcode, wr.RemoteAddr, wr.RKey = verbs.Send, 0, 0
@@ -512,7 +515,7 @@ func (p *perftest) stream(ctx context.Context) error {
 			posted++
 			continue
 		}
-		wc, err := p.e.sent(ctx)
+		wc, err := p.e.Sent(ctx)
 		if err != nil {
 			return fmt.Errorf("request %d: %w", done, err)
 		}

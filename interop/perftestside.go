@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"strconv"
 
+	"github.com/doorbell-rdma/doorbell/internal/linuxpeer"
 	"github.com/doorbell-rdma/doorbell/transport"
 	"github.com/doorbell-rdma/doorbell/verbs"
 )
@@ -21,8 +22,8 @@ type side interface {
 	send(ctx context.Context, b []byte) error
 	recv(ctx context.Context, n int) ([]byte, error)
 	// encode and decode translate records, whose form depends on the channel.
-	encode(e end) []byte
-	decode(b []byte) (end, error)
+	encode(e linuxpeer.End) []byte
+	decode(b []byte) (linuxpeer.End, error)
 }
 
 // tcpSide is the side channel over TCP. perftest reads a message with a single read, so it
@@ -44,17 +45,17 @@ func (s tcpSide) recv(_ context.Context, n int) ([]byte, error) {
 // (LID, READs, QPN, PSN, R_Key, address, 16 bytes of GID, SRQ number), and a NUL.
 const tcpRecord = 108
 
-func (tcpSide) encode(e end) []byte {
+func (tcpSide) encode(e linuxpeer.End) []byte {
 	var b bytes.Buffer
-	fmt.Fprintf(&b, "%04x:%04x:%06x:%06x:%08x:%016x:", 0, e.reads, uint32(e.qpn), uint32(e.psn), e.rkey, e.addr)
-	for _, g := range e.gid.As16() {
+	fmt.Fprintf(&b, "%04x:%04x:%06x:%06x:%08x:%016x:", 0, e.Reads, uint32(e.QPN), uint32(e.PSN), e.RKey, e.Addr)
+	for _, g := range e.GID.As16() {
 		fmt.Fprintf(&b, "%02x:", g)
 	}
 	fmt.Fprintf(&b, "%08x:\x00", 0)
 	return b.Bytes()
 }
 
-func (tcpSide) decode(b []byte) (e end, err error) {
+func (tcpSide) decode(b []byte) (e linuxpeer.End, err error) {
 	if len(b) != tcpRecord {
 		return e, fmt.Errorf("record of %d bytes, want %d", len(b), tcpRecord)
 	}
@@ -76,23 +77,23 @@ func (tcpSide) decode(b []byte) (e end, err error) {
 	for i := range gid {
 		gid[i] = byte(f[6+i])
 	}
-	return end{
-		reads: int(f[1]), qpn: verbs.QPN(f[2]), psn: verbs.PSN(f[3]), rkey: uint32(f[4]), addr: f[5], gid: netip.AddrFrom16(gid).Unmap(),
+	return linuxpeer.End{
+		Reads: int(f[1]), QPN: verbs.QPN(f[2]), PSN: verbs.PSN(f[3]), RKey: uint32(f[4]), Addr: f[5], GID: netip.AddrFrom16(gid).Unmap(),
 	}, nil
 }
 
 // cmSide is the side channel over a connection: one SEND a message.
 type cmSide struct {
-	e   *endpoint
+	e   *linuxpeer.Endpoint
 	buf *transport.MR // of the one receive
 }
 
 func (s *cmSide) send(ctx context.Context, b []byte) error {
-	return s.e.do(ctx, verbs.SendWR{Opcode: verbs.Send, InlineData: b})
+	return s.e.Do(ctx, verbs.SendWR{Opcode: verbs.Send, InlineData: b})
 }
 
 func (s *cmSide) recv(ctx context.Context, n int) ([]byte, error) {
-	if err := s.e.expect(ctx, n); err != nil {
+	if err := s.e.Expect(ctx, n); err != nil {
 		return nil, err
 	}
 	b := bytes.Clone(s.buf.Bytes()[:n])
@@ -108,22 +109,22 @@ func (s *cmSide) recv(ctx context.Context, n int) ([]byte, error) {
 //	48  SRQ number (4)  52  GID index (4)
 const cmRecord = 56
 
-func (*cmSide) encode(e end) []byte {
+func (*cmSide) encode(e linuxpeer.End) []byte {
 	b := make([]byte, 0, cmRecord)
-	for _, v := range []uint32{0, uint32(e.reads), uint32(e.qpn), uint32(e.psn), e.rkey, 0} {
+	for _, v := range []uint32{0, uint32(e.Reads), uint32(e.QPN), uint32(e.PSN), e.RKey, 0} {
 		b = binary.BigEndian.AppendUint32(b, v)
 	}
-	b = binary.BigEndian.AppendUint64(b, e.addr)
-	gid := e.gid.As16()
+	b = binary.BigEndian.AppendUint64(b, e.Addr)
+	gid := e.GID.As16()
 	b = append(b, gid[:]...)
 	return append(b, 0, 0, 0, 0, 0, 0, 0, 1)
 }
 
-func (*cmSide) decode(b []byte) (e end, err error) {
-	return end{
-		reads: int(binary.BigEndian.Uint32(b[4:])), qpn: verbs.QPN(binary.BigEndian.Uint32(b[8:])),
-		psn: verbs.PSN(binary.BigEndian.Uint32(b[12:])), rkey: binary.BigEndian.Uint32(b[16:]),
-		addr: binary.BigEndian.Uint64(b[24:]), gid: netip.AddrFrom16([16]byte(b[32:48])).Unmap(),
+func (*cmSide) decode(b []byte) (e linuxpeer.End, err error) {
+	return linuxpeer.End{
+		Reads: int(binary.BigEndian.Uint32(b[4:])), QPN: verbs.QPN(binary.BigEndian.Uint32(b[8:])),
+		PSN: verbs.PSN(binary.BigEndian.Uint32(b[12:])), RKey: binary.BigEndian.Uint32(b[16:]),
+		Addr: binary.BigEndian.Uint64(b[24:]), GID: netip.AddrFrom16([16]byte(b[32:48])).Unmap(),
 	}, nil
 }
 

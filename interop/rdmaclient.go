@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"time"
 
+	"github.com/doorbell-rdma/doorbell/internal/linuxpeer"
 	"github.com/doorbell-rdma/doorbell/transport"
 	"github.com/doorbell-rdma/doorbell/verbs"
 )
@@ -28,14 +29,14 @@ func RDMAClient(ctx context.Context, dev *transport.Device, to netip.AddrPort, m
 		return err
 	}
 	defer qp.Close()
-	e := &endpoint{QP: qp}
-	if err := e.do(ctx, verbs.SendWR{Opcode: verbs.Send, InlineData: make([]byte, rdmaMessage)}); err != nil {
+	e := &linuxpeer.Endpoint{QP: qp}
+	if err := e.Do(ctx, verbs.SendWR{Opcode: verbs.Send, InlineData: make([]byte, rdmaMessage)}); err != nil {
 		return err
 	}
-	if err := e.expect(ctx, rdmaMessage); err != nil {
+	if err := e.Expect(ctx, rdmaMessage); err != nil {
 		return err
 	}
-	e.linger(ctx, clientLinger)
+	e.Linger(ctx, clientLinger)
 	return nil
 }
 
@@ -70,14 +71,14 @@ func rdmaServe(ctx context.Context, dev *transport.Device, req *transport.ConnRe
 		return 0, err
 	}
 	defer qp.Close()
-	e := &endpoint{QP: qp}
-	if err := e.do(ctx, verbs.SendWR{Opcode: verbs.Send, InlineData: make([]byte, rdmaMessage)}); err != nil {
+	e := &linuxpeer.Endpoint{QP: qp}
+	if err := e.Do(ctx, verbs.SendWR{Opcode: verbs.Send, InlineData: make([]byte, rdmaMessage)}); err != nil {
 		return 0, err
 	}
 	deferred, _ = qp.Published()
-	if err := e.expect(ctx, rdmaMessage); err != nil {
+	if err := e.Expect(ctx, rdmaMessage); err != nil {
 		return deferred, err
 	}
-	e.linger(ctx, serverLinger)
+	e.Linger(ctx, serverLinger)
 	return deferred, nil
 }

@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/doorbell-rdma/doorbell/internal/linuxpeer"
 	"github.com/doorbell-rdma/doorbell/transport"
 	"github.com/doorbell-rdma/doorbell/verbs"
 )
@@ -371,20 +372,21 @@ func clip(out string) string {
 
 // Each tool, both sides.
 
-var rpingOptions = Rping{Size: 5000, Count: 10}
+var rpingOptions = linuxpeer.Rping{Size: 5000, Count: 10}
 
 func rpingActive(e *env) error {
-	p, err := e.serve(fmt.Sprintf("rping -s -a %v -v -S %d", e.guest, rpingOptions.Size), RpingPort, true)
+	p, err := e.serve(fmt.Sprintf("rping -s -a %v -v -S %d", e.guest, rpingOptions.Size), linuxpeer.RpingPort, true)
 	if err != nil {
 		return err
 	}
 	o := rpingOptions
 	o.MTU = e.mtu
-	return e.finish(RpingClient(e.ctx, e.dev, e.to(RpingPort), o), p, pingData(o.Count)...)
+	_, err = linuxpeer.RpingClient(e.ctx, e.dev, e.to(linuxpeer.RpingPort), o)
+	return e.finish(err, p, pingData(o.Count)...)
 }
 
 func rpingPassive(e *env) error {
-	ln := e.listen(RpingPort)
+	ln := e.listen(linuxpeer.RpingPort)
 	o := rpingOptions
 	p, err := theRig.start(e.ctx, fmt.Sprintf("rping -c -a %v -v -V -S %d -C %d", e.host, o.Size, o.Count))
 	if err != nil {
@@ -403,7 +405,7 @@ func rpingPassive(e *env) error {
 			}
 		}()
 	}
-	n, err := RpingServer(ctx, e.dev, ln, o)
+	n, err := linuxpeer.RpingServer(ctx, e.dev, ln, o)
 	if e.lost == "DREQ" && errors.Is(err, context.Canceled) {
 		err = nil
 	}
@@ -473,8 +475,8 @@ func (e *env) gid() int {
 	return gid6
 }
 
-func (e *env) pingpong(typ verbs.QPType) (Pingpong, string) {
-	o := Pingpong{Type: typ, Size: 10000, Count: 50, MTU: e.mtu}
+func (e *env) pingpong(typ verbs.QPType) (linuxpeer.Pingpong, string) {
+	o := linuxpeer.Pingpong{Type: typ, Size: 10000, Count: 50, MTU: e.mtu, Check: true}
 	args := fmt.Sprintf(" -m %d", e.mtu.Bytes())
 	if typ == verbs.UD { // a message is a packet of what the port can do
 		o.Size, args = min(1024, e.mtu.Bytes()), ""
@@ -486,48 +488,52 @@ func (e *env) pingpong(typ verbs.QPType) (Pingpong, string) {
 func pingpongActive(typ verbs.QPType) func(e *env) error {
 	return func(e *env) error {
 		o, cmd := e.pingpong(typ)
-		p, err := e.serve(cmd, PingpongPort, false)
+		p, err := e.serve(cmd, linuxpeer.PingpongPort, false)
 		if err != nil {
 			return err
 		}
-		return e.finish(PingpongClient(e.ctx, e.dev, netip.AddrPortFrom(guest4, PingpongPort), o), p, "iters in")
+		_, err = linuxpeer.PingpongClient(e.ctx, e.dev, netip.AddrPortFrom(guest4, linuxpeer.PingpongPort), o)
+		return e.finish(err, p, "iters in")
 	}
 }
 
 func pingpongPassive(typ verbs.QPType) func(e *env) error {
 	return func(e *env) error {
-		ln := e.listenTCP(PingpongPort)
+		ln := e.listenTCP(linuxpeer.PingpongPort)
 		o, cmd := e.pingpong(typ)
 		p, err := theRig.start(e.ctx, fmt.Sprintf("%s %v", cmd, host4))
 		if err != nil {
 			return err
 		}
-		return e.finish(PingpongServer(e.ctx, e.dev, ln, o), p, "iters in")
+		_, err = linuxpeer.PingpongServer(e.ctx, e.dev, ln, o)
+		return e.finish(err, p, "iters in")
 	}
 }
 
-func (e *env) srqPingpong() (SRQPingpong, string) {
-	o := SRQPingpong{QPs: 8, Size: 3000, Count: 100, MTU: e.mtu}
+func (e *env) srqPingpong() (linuxpeer.Pingpong, string) {
+	o := linuxpeer.Pingpong{Type: verbs.RC, QPs: 8, Size: 3000, Count: 100, MTU: e.mtu}
 	return o, fmt.Sprintf("ibv_srq_pingpong -d rxe0 -g %d -q %d -s %d -n %d -m %d", e.gid(), o.QPs, o.Size, o.Count, e.mtu.Bytes())
 }
 
 func srqActive(e *env) error {
 	o, cmd := e.srqPingpong()
-	p, err := e.serve(cmd, PingpongPort, false)
+	p, err := e.serve(cmd, linuxpeer.PingpongPort, false)
 	if err != nil {
 		return err
 	}
-	return e.finish(SRQPingpongClient(e.ctx, e.dev, netip.AddrPortFrom(guest4, PingpongPort), o), p, "iters in")
+	_, err = linuxpeer.PingpongClient(e.ctx, e.dev, netip.AddrPortFrom(guest4, linuxpeer.PingpongPort), o)
+	return e.finish(err, p, "iters in")
 }
 
 func srqPassive(e *env) error {
-	ln := e.listenTCP(PingpongPort)
+	ln := e.listenTCP(linuxpeer.PingpongPort)
 	o, cmd := e.srqPingpong()
 	p, err := theRig.start(e.ctx, fmt.Sprintf("%s %v", cmd, host4))
 	if err != nil {
 		return err
 	}
-	return e.finish(SRQPingpongServer(e.ctx, e.dev, ln, o), p, "iters in")
+	_, err = linuxpeer.PingpongServer(e.ctx, e.dev, ln, o)
+	return e.finish(err, p, "iters in")
 }
 
 var udaddyOptions = Udaddy{Count: 10, Size: 100}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 
+	"github.com/doorbell-rdma/doorbell/internal/linuxpeer"
 	"github.com/doorbell-rdma/doorbell/transport"
 	"github.com/doorbell-rdma/doorbell/verbs"
 )
@@ -59,7 +60,7 @@ func (o Ucmatose) run(dev *transport.Device, one func(in, out *transport.MR) err
 }
 
 // send posts all messages.
-func (o Ucmatose) send(e *endpoint, out *transport.MR) error {
+func (o Ucmatose) send(e *linuxpeer.Endpoint, out *transport.MR) error {
 	for range o.Count {
 		if err := e.PostSend(verbs.SendWR{Opcode: verbs.Send, SGList: out.SGL(0, o.Size)}); err != nil {
 			return err
@@ -69,9 +70,13 @@ func (o Ucmatose) send(e *endpoint, out *transport.MR) error {
 }
 
 // finish waits until all messages have left, or come.
-func (o Ucmatose) finish(ctx context.Context, e *endpoint, recv bool) error {
+func (o Ucmatose) finish(ctx context.Context, e *linuxpeer.Endpoint, recv bool) error {
 	for i := range o.Count {
-		wc, err := e.next(ctx, recv)
+		next := e.Sent
+		if recv {
+			next = e.Received
+		}
+		wc, err := next(ctx)
 		if err != nil {
 			return fmt.Errorf("message %d of %d: %w", i+1, o.Count, err)
 		}
@@ -91,7 +96,7 @@ func UcmatoseClient(ctx context.Context, dev *transport.Device, to netip.AddrPor
 			return err
 		}
 		defer qp.Close()
-		e := &endpoint{QP: qp}
+		e := &linuxpeer.Endpoint{QP: qp}
 		if err := o.finish(ctx, e, true); err != nil {
 			return fmt.Errorf("receiving: %w", err)
 		}
@@ -101,7 +106,7 @@ func UcmatoseClient(ctx context.Context, dev *transport.Device, to netip.AddrPor
 		if err := o.finish(ctx, e, false); err != nil {
 			return fmt.Errorf("sending: %w", err)
 		}
-		return e.disconnected(ctx)
+		return e.Disconnected(ctx)
 	})
 }
 
@@ -118,7 +123,7 @@ func UcmatoseServer(ctx context.Context, dev *transport.Device, ln *transport.Li
 			return err
 		}
 		defer qp.Close()
-		e := &endpoint{QP: qp}
+		e := &linuxpeer.Endpoint{QP: qp}
 		if err := o.send(e, out); err != nil {
 			return err
 		}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 
+	"github.com/doorbell-rdma/doorbell/internal/linuxpeer"
 	"github.com/doorbell-rdma/doorbell/transport"
 	"github.com/doorbell-rdma/doorbell/verbs"
 )
@@ -20,19 +21,18 @@ type Udaddy struct {
 }
 
 // open makes a queue pair in RTR with receives for all messages.
-func (o Udaddy) open(dev *transport.Device) (q *rawQP, in *transport.MR, err error) {
+func (o Udaddy) open(dev *transport.Device) (q *linuxpeer.RawQP, in *transport.MR, err error) {
 	in, err = dev.PD().RegisterMR(make([]byte, transport.GRHLen+o.Size), verbs.LocalWrite)
 	if err != nil {
 		return nil, nil, err
 	}
-	q, err = newRaw(dev, rawConfig{
-		typ: verbs.UD, size: verbs.QPCap{MaxSendWR: o.Count, MaxRecvWR: o.Count}, qkey: transport.DefaultQKey,
+	q, err = linuxpeer.NewRaw(dev, linuxpeer.RawConfig{
+		Type: verbs.UD, Cap: verbs.QPCap{MaxSendWR: o.Count, MaxRecvWR: o.Count}, QKey: transport.DefaultQKey,
 	})
 	if err != nil {
 		_ = in.Close() // it was open
 		return nil, nil, err
 	}
-	q.to.head = transport.GRHLen
 	for range o.Count {
 		if err == nil {
 			err = q.PostRecv(verbs.RecvWR{SGList: in.SGL(0, transport.GRHLen+o.Size)})
@@ -42,7 +42,7 @@ func (o Udaddy) open(dev *transport.Device) (q *rawQP, in *transport.MR, err err
 		err = q.Modify(verbs.QPAttr{Mask: verbs.AttrState, State: verbs.QPRTR})
 	}
 	if err != nil {
-		q.close()
+		q.Close()
 		_ = in.Close() // it was open
 		return nil, nil, err
 	}
@@ -50,23 +50,21 @@ func (o Udaddy) open(dev *transport.Device) (q *rawQP, in *transport.MR, err err
 }
 
 // send sends all messages; the number of the queue pair goes along as immediate data.
-func (o Udaddy) send(ctx context.Context, q *rawQP, av verbs.AV, qpn verbs.QPN, qkey uint32) error {
-	if err := q.toRTS(end{}); err != nil {
+func (o Udaddy) send(ctx context.Context, q *linuxpeer.RawQP, av verbs.AV, qpn verbs.QPN, qkey uint32) error {
+	if err := q.ToRTS(linuxpeer.End{}); err != nil {
 		return err
 	}
-	var err error
-	if q.ah, err = q.dev.PD().CreateAH(av); err != nil {
+	if err := q.Address(av, qpn, qkey); err != nil {
 		return err
 	}
-	q.to = datagram{ah: q.ah.Handle(), qpn: qpn, qkey: qkey, head: transport.GRHLen}
-	out, err := q.dev.PD().RegisterMR(make([]byte, o.Size), 0)
+	out, err := q.PD().RegisterMR(make([]byte, o.Size), 0)
 	if err != nil {
 		return err
 	}
 	defer out.Close()
 	for range o.Count {
 		wr := verbs.SendWR{Opcode: verbs.SendWithImm, ImmData: uint32(q.Num()), SGList: out.SGL(0, o.Size)}
-		if err := q.do(ctx, wr); err != nil {
+		if err := q.Do(ctx, wr); err != nil {
 			return err
 		}
 	}
@@ -80,7 +78,7 @@ func UdaddyClient(ctx context.Context, dev *transport.Device, to netip.AddrPort,
 		return err
 	}
 	defer in.Close()
-	defer q.close()
+	defer q.Close()
 	s, err := dev.ResolveUD(ctx, to, transport.ResolveParam{})
 	if err != nil {
 		return err
@@ -89,7 +87,7 @@ func UdaddyClient(ctx context.Context, dev *transport.Device, to netip.AddrPort,
 		return err
 	}
 	for i := range o.Count {
-		if err := q.expect(ctx, o.Size); err != nil {
+		if err := q.Expect(ctx, o.Size); err != nil {
 			return fmt.Errorf("message %d: %w", i, err)
 		}
 	}
@@ -104,7 +102,7 @@ func UdaddyServer(ctx context.Context, dev *transport.Device, o Udaddy, up chan<
 		return err
 	}
 	defer in.Close()
-	defer q.close()
+	defer q.Close()
 	s, err := dev.ServeUD(UdaddyPort, q.QP, nil)
 	if err != nil {
 		return err
@@ -116,7 +114,7 @@ func UdaddyServer(ctx context.Context, dev *transport.Device, o Udaddy, up chan<
 	var av verbs.AV
 	var peer verbs.QPN
 	for i := range o.Count {
-		wc, err := q.received(ctx)
+		wc, err := q.Received(ctx)
 		if err != nil {
 			return fmt.Errorf("message %d: %w", i, err)
 		}

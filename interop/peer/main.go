@@ -22,6 +22,7 @@ import (
 	"os/signal"
 	"strings"
 
+	"github.com/doorbell-rdma/doorbell/internal/linuxpeer"
 	"github.com/doorbell-rdma/doorbell/interop"
 	"github.com/doorbell-rdma/doorbell/transport"
 	"github.com/doorbell-rdma/doorbell/verbs"
@@ -141,12 +142,13 @@ func (o options) talk(ctx context.Context, dev *transport.Device) error {
 
 	switch o.tool {
 	case "rping":
-		p := interop.Rping{Size: o.size, Count: o.count, MTU: o.mtu}
+		p := linuxpeer.Rping{Size: o.size, Count: o.count, MTU: o.mtu}
 		if client {
-			return interop.RpingClient(ctx, dev, to(interop.RpingPort), p)
+			_, err := linuxpeer.RpingClient(ctx, dev, to(linuxpeer.RpingPort), p)
+			return err
 		}
-		return listen(interop.RpingPort, func(ln *transport.Listener) error {
-			_, err := interop.RpingServer(ctx, dev, ln, p)
+		return listen(linuxpeer.RpingPort, func(ln *transport.Listener) error {
+			_, err := linuxpeer.RpingServer(ctx, dev, ln, p)
 			return err
 		})
 	case "rdma":
@@ -165,11 +167,15 @@ func (o options) talk(ctx context.Context, dev *transport.Device) error {
 		return listen(interop.RDMAPort, func(ln *transport.Listener) error { return interop.UcmatoseServer(ctx, dev, ln, u) })
 	case "ibv_rc_pingpong", "ibv_uc_pingpong", "ibv_ud_pingpong":
 		typ := map[string]verbs.QPType{"ibv_rc_pingpong": verbs.RC, "ibv_uc_pingpong": verbs.UC, "ibv_ud_pingpong": verbs.UD}[o.tool]
-		p := interop.Pingpong{Type: typ, Size: o.size, Count: o.count, MTU: o.mtu}
+		p := linuxpeer.Pingpong{Type: typ, Size: o.size, Count: o.count, MTU: o.mtu, Check: true}
 		if client {
-			return interop.PingpongClient(ctx, dev, to(interop.PingpongPort), p)
+			_, err := linuxpeer.PingpongClient(ctx, dev, to(linuxpeer.PingpongPort), p)
+			return err
 		}
-		return listenTCP(interop.PingpongPort, func(ln net.Listener) error { return interop.PingpongServer(ctx, dev, ln, p) })
+		return listenTCP(linuxpeer.PingpongPort, func(ln net.Listener) error {
+			_, err := linuxpeer.PingpongServer(ctx, dev, ln, p)
+			return err
+		})
 	}
 	test, ok := strings.CutPrefix(o.tool, "ib_")
 	if !ok {
