@@ -112,4 +112,3 @@ func lossOf(kind roce.AttrID, f fate) func(roce.AttrID) fate {
 		return pass
 	}
 }
-

@@ -160,8 +160,7 @@ func connErr(call string, err error) error {
 	switch {
 	case err == nil:
 		return nil
-	case errors.Is(err, wire.ErrConnState), errors.Is(err, cm.ErrState), errors.Is(err, cm.ErrUnknownConn),
-		errors.Is(err, cm.ErrEstablished):
+	case errors.Is(err, wire.ErrConnState), errors.Is(err, cm.ErrState), errors.Is(err, cm.ErrUnknownConn):
 		err = fmt.Errorf("%w of the connection", ErrBadState)
 	case errors.Is(err, cm.ErrPrivateData):
 		err = fmt.Errorf("%w: %w", ErrPrivateData, err)
@@ -270,19 +269,14 @@ func (id *CMID) Establish(private []byte) error {
 
 // Notify tells the connection manager of an asynchronous event of the queue pair (rdma_notify):
 // verbs.EventCommEst, which counts as the RTU, so that the REP is not repeated any more. An
-// ESTABLISHED event follows, unless the RTU was faster: then nothing does, and that is no error
-// (EISCONN of rdma_notify, which programs are told to ignore). Other events are ErrBadState.
+// ESTABLISHED event follows, unless the RTU was faster or the connection has ended since: then
+// nothing does, and that is no error (rdma_notify says EISCONN and EINVAL, and programs are told
+// to ignore them). ErrBadState: on the active side, before Accept, or another event.
 func (id *CMID) Notify(event verbs.EventType) error {
 	if event != verbs.EventCommEst {
 		return fmt.Errorf("transport: notify: %w: %v is not for the connection manager", ErrBadState, event)
 	}
-	return id.use("notify", func(p *port, c *wire.Conn) error {
-		err := p.wire.Notify(id.dev.now(), c)
-		if errors.Is(err, cm.ErrEstablished) {
-			return nil
-		}
-		return err
-	})
+	return id.use("notify", func(p *port, c *wire.Conn) error { return p.wire.Notify(id.dev.now(), c) })
 }
 
 // Reject refuses (rdma_reject): the request, or on the active side the REP, or on second

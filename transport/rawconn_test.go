@@ -273,6 +273,9 @@ func TestRawConnection(t *testing.T) {
 				}
 				if ends.rawPassive {
 					ev := passive.event(verbs.EventDisconnected)
+					if err := passive.id.Notify(verbs.EventCommEst); err != nil {
+						t.Errorf("notify when all is over: %v", err)
+					}
 					if want := map[bool]string{true: "bye"}[ends.rawActive]; strings.TrimRight(string(ev.PrivateData), "\x00") != want || ev.Reason != 0 {
 						t.Errorf("the DREQ brought %q, reason %d", ev.PrivateData, ev.Reason)
 					}

@@ -230,8 +230,15 @@ func (w *Wire) Ready(now verbs.Instant, c *Conn, private []byte) error {
 }
 
 // Notify says that a raw connection's queue pair has had its first request (EventCommEst):
-// it counts as the RTU. EventEstablished follows, unless the RTU was faster.
+// it counts as the RTU. EventEstablished follows, unless the RTU was faster, or the connection
+// has ended since: events take their time, and being late with one is no mistake.
 func (w *Wire) Notify(now verbs.Instant, c *Conn) error {
+	switch {
+	case !c.passive || c.state == connRequested:
+		return fmt.Errorf("notify: %w", ErrConnState)
+	case c.state != connAccepted:
+		return nil
+	}
 	if err := w.cm.Established(now, c.id); err != nil {
 		return err
 	}
