@@ -220,6 +220,7 @@ func (c *CM) Reject(now verbs.Instant, id ConnID, reason verbs.RejectReason, pri
 // giveUp ends a handshake with a REJ, which says the reason as well as the state allows.
 func (c *CM) giveUp(now verbs.Instant, cn *conn, reason verbs.RejectReason, private []byte) {
 	cn.reason, cn.rejects, cn.private = reason, roce.MessageOther, compact(private)
+	mute := false
 	switch cn.state {
 	case ReqSent, MRAReqRcvd:
 		if cn.sent&sendAgain == 0 {
@@ -240,8 +241,13 @@ func (c *CM) giveUp(now verbs.Instant, cn *conn, reason verbs.RejectReason, priv
 		if cn.sent&sendAgain == 0 {
 			cn.rejects = roce.MessageREQ // the REP has not left
 		}
+		mute = reason == verbs.RejectTimeout && !c.strangers.afford(now, cn)
 	}
-	c.send(cn, sendREJ)
+	if mute {
+		c.counters.Withheld.Add(1) // said when the peer says something
+	} else {
+		c.send(cn, sendREJ)
+	}
 	c.end(now, cn, Rejecting)
 }
 
@@ -292,6 +298,7 @@ func (c *CM) Established(now verbs.Instant, id ConnID) error {
 // establish ends the handshake well.
 func (c *CM) establish(cn *conn) {
 	c.setState(cn, Connected)
+	c.strangers.meet(cn)
 	c.unrepeat(cn)
 	cn.limit = verbs.Never
 	c.arm(cn)

@@ -20,7 +20,7 @@ func (c *CM) check() {
 		panic("BUG: cm: " + cn.id.String() + " " + cn.state.String() + ": " + what)
 	}
 	half := make(map[*listener]int)
-	known, alive, timed, lingering := 0, 0, 0, 0
+	known, alive, timed, lingering, vouching := 0, 0, 0, 0, 0
 	for id, cn := range c.conns {
 		if id != cn.id || cn.state == Closed {
 			bug(cn, "in the map")
@@ -46,6 +46,9 @@ func (c *CM) check() {
 		if cn.lingers {
 			lingering++
 		}
+		if cn.vouches {
+			vouching++
+		}
 		if cn.listener != nil {
 			half[cn.listener]++
 		}
@@ -60,6 +63,14 @@ func (c *CM) check() {
 		lingering > c.cfg.Backlog {
 		panic(fmt.Sprintf("BUG: cm: %d/%d by peer, %d/%d by QPN, %d/%d timers, %d/%d lingering",
 			known, len(c.byPeer), alive, len(c.byQPN), timed, len(c.timers), lingering, c.lingering))
+	}
+	for a, n := range c.strangers.known {
+		if vouching -= n; n <= 0 {
+			panic(fmt.Sprintf("BUG: cm: %v is known by %d connections", a, n))
+		}
+	}
+	if vouching != 0 {
+		panic(fmt.Sprintf("BUG: cm: %d connections vouch for nobody", vouching))
 	}
 	for _, l := range c.listeners {
 		if half[l] != l.halfOpen || l.halfOpen > c.cfg.Backlog {

@@ -41,6 +41,7 @@ type CM struct {
 	byPeer, byQPN map[peerID]*conn
 	// lingering counts ended connections that never were established.
 	lingering int
+	strangers strangers
 
 	// services are those that SIDR answers for, queries those that are being asked for;
 	// queryAt is when one of these has something to do, or earlier.

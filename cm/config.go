@@ -53,7 +53,8 @@ type Config struct {
 	// its IDs are not used again: 500 ms.
 	TimeWait time.Duration
 	// Backlog bounds, for each listener, the connections between REQ and RTU; further REQs
-	// are dropped (their senders repeat them). It also bounds, for the whole CM, the failed
+	// are dropped (their senders repeat them). A quarter of it is kept for addresses that a
+	// connection is established with. It also bounds, for the whole CM, the failed
 	// connections that linger. 1024.
 	Backlog int
 }

@@ -99,6 +99,8 @@ type conn struct {
 	lingers bool
 	// wasUp: was once established, so its QP's packets may still be under way.
 	wasUp bool
+	// vouches: counted in strangers.known.
+	vouches bool
 	// reason is what the REJ says, or why a DREQ was sent; rejects is the message it rejects.
 	reason  verbs.RejectReason
 	rejects roce.CMMessage
@@ -229,6 +231,7 @@ func (c *CM) free(cn *conn) {
 	cn.limit = verbs.Never
 	c.arm(cn)
 	cn.pending, cn.mad, cn.private = 0, nil, nil
+	c.strangers.forget(cn)
 	delete(c.conns, cn.id)
 	if cn.known {
 		delete(c.byPeer, cn.peerKey())

@@ -87,6 +87,9 @@ type Counters struct {
 	CommEst, RTULate atomic.Uint64
 	// TimedOut counts waits for a REP, an RTU, a DREP or the program that ended in vain.
 	TimedOut atomic.Uint64
+	// Withheld counts repetitions of REPs, and REJs after them, that strangers were not sent;
+	// see the package comment.
+	Withheld atomic.Uint64
 }
 
 // Counters returns the counters; the pointer stays valid.
@@ -116,6 +119,7 @@ func (k *Counters) Each(f func(name string, n uint64)) {
 	one("comm_est", k.CommEst.Load())
 	one("rtu_late", k.RTULate.Load())
 	one("timed_out", k.TimedOut.Load())
+	one("withheld", k.Withheld.Load())
 }
 
 // drop counts a MAD that is disregarded.

@@ -93,10 +93,32 @@
 //
 // # Hostile input
 //
-// One received MAD causes at most one answer. A REQ that nobody accepts costs a
+// One received MAD causes at most one answer; what is sent to strangers beyond that is rationed,
+// see below. A REQ that nobody accepts costs a
 // bounded place in its listener's backlog, or nothing. A MAD for a connection counts only when it
 // comes from the peer's address and, during the handshake, repeats its transaction ID:
 // communication ID and transaction ID together are 64 bits that an attacker off the path must
 // guess. All queues are bounded; what does not fit is dropped and counted, and the
 // protocol's retransmissions repair it.
+//
+// # Floods of REQs
+//
+// A cookie, as TCP has it against floods of SYNs, is not to be had: the first message in which a
+// peer repeats a number of ours is the RTU, the REP that it answers names a queue pair, so by
+// then the program has made one; and no peer in the field sends its REQ again with something of
+// ours in it. So the scheme is admission and rationing, by what an address has shown:
+//
+//   - An address is known while a connection with it is established, or in timewait: its RTU
+//     has repeated a communication ID of ours, or its first request a PSN, which who forges
+//     addresses does not see. All others are strangers.
+//   - A listener's connections between REQ and RTU are bounded (Config.Backlog). REQs beyond
+//     are dropped in silence: no state, no answer. Strangers get three quarters of the places,
+//     so a flood of forged REQs keeps out newcomers in proportion to its share, but not those who
+//     are at home here. Nobody is thrown out for a newcomer: under an honest rush that would
+//     throw out who is nearly done.
+//   - A stranger's REQ gets one REP. Its repetitions by the timer, and the REJ when they were in
+//     vain, are what a forger could turn on a third party, ten for one REQ; they are taken out of
+//     a purse for all strangers together: 1,024 at most, 200 more a second, one more for each
+//     RTU and for each REQ that is repeated while its REP is under way. An empty purse withholds
+//     them (counted), and what peers repeat themselves goes on mending what was lost.
 package cm

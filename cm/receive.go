@@ -136,7 +136,7 @@ func (c *CM) handleREQ(in input, m *roce.REQ) {
 	case !goodQPN(m.LocalQPN) || header > 0 && ip.Decode(m.PrivateData) != nil:
 		reject(verbs.RejectUnsupportedRequest, nil)
 		return
-	case l.halfOpen >= c.cfg.Backlog:
+	case l.halfOpen >= c.strangers.room(c.cfg.Backlog, in.from.Addr()):
 		c.drop(DropBacklog)
 		return
 	case c.events.len() >= maxEventsPerBacklog*c.cfg.Backlog:
@@ -176,8 +176,10 @@ func (c *CM) repeatedREQ(in input, cn *conn) {
 	case Timewait:
 		rej := roce.REJ{RemoteCommID: cn.remote, Message: roce.MessageREQ, Reason: verbs.RejectStaleConn}
 		c.reply(cn.path, in.tid, REJ, rej.Put)
+	case RepSent:
+		c.strangers.credit() // the REP has its own timer
 	}
-	// RepSent, MRARepRcvd, Connected, DreqSent: the REP has its own timer, or has arrived.
+	// MRARepRcvd, Connected, DreqSent: the REP has arrived.
 }
 
 // beg answers a repeated message with an MRA when the program takes its time. A
@@ -333,6 +335,7 @@ func (c *CM) handleRTU(in input, m *roce.RTU) {
 	}
 	switch cn.state {
 	case RepSent, MRARepRcvd:
+		c.strangers.credit()
 		c.establish(cn)
 		c.emit(cn, Event{Type: Established, PrivateData: slices.Clone(m.PrivateData)})
 	case Connected, DreqSent:

@@ -132,5 +132,9 @@ func (c *CM) repeat(now verbs.Instant, cn *conn) {
 	cn.backoff = min(2*cn.backoff, c.cfg.RetryMax)
 	cn.next = now.Add(cn.backoff)
 	c.arm(cn)
+	if cn.state == RepSent && !c.strangers.afford(now, cn) {
+		c.counters.Withheld.Add(1)
+		return
+	}
 	c.send(cn, sendAgain)
 }
