@@ -36,6 +36,16 @@ type Config struct {
 	// ConnectTimeout is how long Dial waits for an answer to its REQ, and how long the
 	// passive side waits for an RTU: 0 means 5 s.
 	ConnectTimeout time.Duration
+	// CMRetryInitial is the time until an unanswered REQ, REP or DREQ is first repeated: 0 means
+	// 20 ms. It doubles with each repetition up to CMRetryMax: 0 means 1 s.
+	CMRetryInitial, CMRetryMax time.Duration
+	// DisconnectTimeout is how long an ended connection waits for the answer to its DREQ: 0
+	// means 1 s.
+	DisconnectTimeout time.Duration
+	// Backlog bounds, for each listener, the connections between REQ and RTU, requests that
+	// nobody has taken yet included; further REQs are dropped, and their senders repeat them. A
+	// quarter of it is kept for peers that a connection is established with. 0 means 1024.
+	Backlog int
 	// Logger hears of state changes and refusals, never of packets; nil is silent.
 	Logger *slog.Logger
 	// Tap, when not nil, is handed a copy of every datagram sent and received, on a
@@ -63,7 +73,17 @@ func (c *Config) spin() time.Duration {
 }
 
 func (c *Config) cm() cm.Config {
-	return cm.Config{ConnectTimeout: c.ConnectTimeout, AcceptTimeout: c.ConnectTimeout}
+	return cm.Config{
+		ConnectTimeout: c.ConnectTimeout, AcceptTimeout: c.ConnectTimeout, DisconnectTimeout: c.DisconnectTimeout,
+		RetryInitial: c.CMRetryInitial, RetryMax: c.CMRetryMax, Backlog: c.backlog(),
+	}
+}
+
+func (c *Config) backlog() int {
+	if c.Backlog <= 0 {
+		return cm.DefaultBacklog
+	}
+	return c.Backlog
 }
 
 // ConnParam is what a side brings into a connection. The zero value is useful: the

@@ -181,15 +181,12 @@ type Listener struct {
 	dev     *Device
 	addr    netip.AddrPort
 	service roce.SID
-	queue   chan *ConnRequest
+	// queue holds the requests that wait for Next: as many as the connection manager lets in.
+	queue chan *ConnRequest
 
 	once sync.Once
 	done chan struct{}
 }
-
-// backlog bounds the requests that wait for Next; the connection manager drops REQs beyond
-// its own, equal, bound, and their senders repeat them.
-const backlog = 1024
 
 // Listen takes requests for a service port. addr's address may be invalid or unspecified,
 // for all of the device's addresses. ErrInUse means that the port has a listener.
@@ -200,7 +197,7 @@ func (d *Device) Listen(addr netip.AddrPort) (*Listener, error) {
 	l := &Listener{
 		dev: d, addr: netip.AddrPortFrom(addr.Addr().Unmap(), addr.Port()),
 		service: roce.ServiceID(roce.PSTCP, addr.Port()),
-		queue:   make(chan *ConnRequest, backlog), done: make(chan struct{}),
+		queue:   make(chan *ConnRequest, d.cfg.backlog()), done: make(chan struct{}),
 	}
 	// The map first and not under the wire's role: upcalls look into it under that role.
 	d.mu.Lock()

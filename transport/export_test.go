@@ -47,6 +47,3 @@ func Tables(d *Device) (conns, qps, objects int) {
 	defer d.mu.RUnlock()
 	return conns, qps, len(d.objects)
 }
-
-// Backlog is how many requests wait for a listener.
-const Backlog = backlog

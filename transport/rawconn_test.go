@@ -445,12 +445,12 @@ func TestRawRefusals(t *testing.T) {
 // TestGivenUpRequests: requests whose peers gave up before anybody asked for them are not
 // handed out, and make room for others in a queue that is full of them.
 func TestGivenUpRequests(t *testing.T) {
-	a, b := open(t, "127.1.22.1", transport.Config{}), open(t, "127.1.22.2", transport.Config{})
+	a, b := open(t, "127.1.22.1", transport.Config{}), open(t, "127.1.22.2", transport.Config{Backlog: 100})
 	ctx := deadline(t)
 	ln := listen(t, b, 7471)
 	to := netip.AddrPortFrom(b.LocalAddr().Addr(), 7471)
 	// More than the queue holds, a few at a time, none of them waiting for long.
-	n := transport.Backlog + 100
+	const n = 150
 	var ids []*transport.CMID
 	var ends []*rawEnd
 	for range 50 {
