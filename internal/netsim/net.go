@@ -18,6 +18,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/gopacket/gopacket"
@@ -37,6 +38,8 @@ type Packet struct {
 	Payload []byte
 	// Nth counts the packets of the network, from 1.
 	Nth int
+	// Damaged says that the ICRC no longer holds.
+	Damaged bool
 }
 
 // Decode reads the packet; false when it is not RoCEv2.
@@ -62,7 +65,7 @@ type Verdict struct {
 	Copies int
 	// Delay is added to the network's latency.
 	Delay time.Duration
-	// Corrupt flips one bit.
+	// Corrupt flips bits, see Net.damage.
 	Corrupt bool
 }
 
@@ -86,7 +89,9 @@ type Net struct {
 	// RunIDs makes nodes' packets carry a running Identification, as foreign stacks do.
 	RunIDs bool
 
-	Dropped, Duplicated, Reordered, Corrupted, Delivered int
+	// What has happened to packets so far. Damaged counts those of Delivered whose ICRC does
+	// not hold: each must end in one of the receiver's drop counters.
+	Dropped, Duplicated, Reordered, Corrupted, Delivered, Damaged int
 
 	rand    *rand.Rand
 	now     verbs.Instant
@@ -162,7 +167,7 @@ func (n *Net) send(p Packet) {
 	}
 	if v.Corrupt {
 		n.Corrupted++
-		p.Payload[n.rand.IntN(len(p.Payload))] ^= 1 << n.rand.IntN(8)
+		n.damage(&p)
 	}
 	if v.Delay > 0 {
 		n.Reordered++
@@ -174,6 +179,38 @@ func (n *Net) send(p Packet) {
 		dup.Payload = append([]byte(nil), p.Payload...)
 		n.launch(dup, v.Delay+n.someDelay())
 	}
+}
+
+// damage flips bits of a packet: one, a few anywhere, a burst, or one of the sender's address
+// and port, which the ICRC covers too.
+func (n *Net) damage(p *Packet) {
+	flip := func(b []byte, bit int) { b[bit/8] ^= 1 << (bit % 8) }
+	was, src := string(p.Payload), p.Src
+	bits := 8 * len(p.Payload)
+	switch n.rand.IntN(8) {
+	case 0:
+		b := append(p.Src.Addr().AsSlice(), byte(p.Src.Port()>>8), byte(p.Src.Port()))
+		flip(b, n.rand.IntN(8*len(b)))
+		port := len(b) - 2
+		addr, _ := netip.AddrFromSlice(b[:port])
+		p.Src = netip.AddrPortFrom(addr, uint16(b[port])<<8|uint16(b[port+1]))
+	case 1:
+		for range 2 + n.rand.IntN(7) {
+			flip(p.Payload, n.rand.IntN(bits))
+		}
+	case 2:
+		at := n.rand.IntN(bits)
+		flip(p.Payload, at)
+		for i := at + 1; i < min(at+32, bits); i++ {
+			if n.rand.IntN(2) == 0 {
+				flip(p.Payload, i)
+			}
+		}
+	default:
+		flip(p.Payload, n.rand.IntN(bits))
+	}
+	// The fifth byte (FECN, BECN) is not covered: routers may change it (annex A17).
+	p.Damaged = p.Src != src || string(p.Payload[:4]) != was[:4] || string(p.Payload[5:]) != was[5:]
 }
 
 func (n *Net) chance() (v Verdict) {
@@ -257,6 +294,9 @@ func (n *Net) Run(limit time.Duration, done func() bool) bool {
 			return true
 		}
 		at := n.next()
+		if slices.ContainsFunc(n.nodes, func(nd *Node) bool { return nd.due(n.now) }) {
+			at = n.now // done has posted something
+		}
 		if at > end {
 			n.now = end
 			return done == nil
@@ -301,6 +341,9 @@ func (n *Net) arrive() {
 		if !f.to.Dead {
 			f.to.inbox = append(f.to.inbox, f.p)
 			n.Delivered++
+			if f.p.Damaged {
+				n.Damaged++
+			}
 		}
 	}
 }
@@ -368,7 +411,8 @@ func (nd *Node) sendForeign(m *link.Tx, payload []byte) {
 }
 
 func (l simLink) Caps() link.Caps {
-	return link.Caps{MaxSegs: l.node.MaxSegs, MaxBytes: 65000, ControlsID: true}
+	nd := l.node
+	return link.Caps{MaxSegs: nd.MaxSegs, MaxBytes: 65000, ControlsID: true, RecvBuffer: nd.RecvBuffer}
 }
 
 func (l simLink) LocalAddr() netip.AddrPort { return l.node.Addr }

@@ -23,6 +23,8 @@ type Node struct {
 	MRs  *mr.Table
 	// MaxSegs is the longest train the node sends; 16 at the start.
 	MaxSegs int
+	// RecvBuffer is the socket buffer that the node says it has; 0 at the start: unknown.
+	RecvBuffer int
 	// Dead nodes receive nothing.
 	Dead bool
 	// Log lists the events of connections and queue pairs, in order, one line each.

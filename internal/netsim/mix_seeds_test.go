@@ -1,0 +1,5 @@
+//go:build !soak
+
+package netsim
+
+const mixSeeds, mixOps = 10, 20_000
