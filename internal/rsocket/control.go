@@ -4,18 +4,21 @@ package rsocket
 type control struct {
 	slot   uint32 // the entry of the peer's target list that our next buffer belongs into
 	grants int    // grants and keepalives under way: at most maxGrants
-	ends   int    // endings under way: at most 2
+	ends   int    // endings under way: at most maxEnds
 
-	writeShut, readShut, closed bool // what the program wants
-	saidShut, saidGone          bool // what the peer was told
-	peerShut, peerGone          bool // what the peer has told
+	writeShut, readShut bool // what the program wants
+	saidShut, saidGone  bool // what the peer was told
+	peerShut, peerGone  bool // what the peer has told
 
 	inline [entryLen]byte
 }
 
 // maxGrants bounds the grants under way, so that an ending always finds a free WQE: who has
 // closed will not come again to send it.
-const maxGrants = 2
+const (
+	maxGrants = 6
+	maxEnds   = 2
+)
 
 func (c *control) received(value uint32) error {
 	switch value {
@@ -33,18 +36,17 @@ func (c *control) received(value uint32) error {
 // CloseWrite ends our half of the stream, after all that was sent.
 func (c *Conn) CloseWrite() { c.ctrl.writeShut = true }
 
-// CloseRead drops what waits to be read, and what still comes.
-func (c *Conn) CloseRead() {
-	c.ctrl.readShut = true
+// CloseRead ends the peer's half for us. Discard should follow, once nobody looks at the ring.
+func (c *Conn) CloseRead() { c.ctrl.readShut = true }
+
+// Discard drops what waits to be read, and what still comes, so that the peer may go on.
+func (c *Conn) Discard() {
 	c.recv.discard = true
 	c.recv.consume(c.recv.avail)
 }
 
 // Close ends both halves.
-func (c *Conn) Close() {
-	c.CloseRead()
-	c.ctrl.writeShut, c.ctrl.closed = true, true
-}
+func (c *Conn) Close() { c.ctrl.readShut, c.ctrl.writeShut = true, true }
 
 // WriteClosed reports whether the program has closed its half.
 func (c *Conn) WriteClosed() bool { return c.ctrl.writeShut }
@@ -92,11 +94,10 @@ func (c *Conn) NextControl(m *Message) bool {
 		t.saidGone = v == CtrlDisconnect
 		return true
 	}
-	if t.peerShut || t.grants >= maxGrants || c.send.inUse() >= c.cfg.SendDepth-reserved+maxGrants {
+	if t.grants >= maxGrants || !c.grantDue() {
 		return false
 	}
-	switch {
-	case r.free >= r.half:
+	if r.free >= r.half {
 		// The half that was granted longest ago, which has been read.
 		next := Buffer{Addr: c.cfg.Ring.Addr + uint64(r.next*r.half), RKey: c.cfg.Ring.RKey, Length: r.half}
 		r.granted += r.half
@@ -110,14 +111,25 @@ func (c *Conn) NextControl(m *Message) bool {
 		if t.slot++; t.slot == c.peer.Target.Length {
 			t.slot = 0
 		}
-	case int(r.seq-r.told) >= r.credits/2:
+	} else {
 		c.control(m, idGrant, c.credits())
-	default:
-		return false
 	}
 	t.grants++
 	r.told = r.seq
 	return true
+}
+
+// grantDue reports whether the peer should hear of what was read.
+func (c *Conn) grantDue() bool {
+	r := &c.recv
+	return !c.ctrl.peerShut && (r.free >= r.half || int(r.seq-r.told) >= r.credits/2)
+}
+
+// GrantWaits reports whether a grant is due that NextControl cannot make before one that is
+// under way has completed: look again after Sent.
+func (c *Conn) GrantWaits() bool {
+	t := &c.ctrl
+	return t.grants >= maxGrants && c.broken == nil && !t.peerGone && !t.saidGone && c.grantDue()
 }
 
 // credits is the immediate that grants credits.

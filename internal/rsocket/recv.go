@@ -73,14 +73,15 @@ func (r *receiver) consume(n uint32) {
 	}
 }
 
-// Readable returns where in the receive ring the bytes are that wait to be read, without
-// those beyond its end, which come next.
-func (c *Conn) Readable() (offset, n int) {
+// Readable returns where the bytes are that wait to be read: n from offset in the receive
+// ring, then more from its beginning.
+func (c *Conn) Readable() (offset, n, more int) {
 	r := &c.recv
-	return int(r.position), int(min(r.avail, 2*r.half-r.position))
+	n = int(min(r.avail, 2*r.half-r.position))
+	return int(r.position), n, int(r.avail) - n
 }
 
-// Consume takes note that n bytes, at most what Readable said, have been read.
+// Consume takes note that n bytes of them have been read.
 func (c *Conn) Consume(n int) {
 	if n < 0 || uint32(n) > c.recv.avail {
 		panic("BUG: rsocket: more bytes read than have come")

@@ -16,8 +16,12 @@ const (
 // to be sent.
 const enough = 2048
 
-// reserved send WQEs and credits are for control messages: two grants and two endings.
-const reserved = 4
+// Send WQEs for control messages, and the peer's receives that we leave to them, as they
+// take one each without a credit.
+const (
+	reserved = maxGrants + maxEnds
+	spare    = 4
+)
 
 // sender is the state of what we send.
 //
@@ -44,7 +48,7 @@ type sender struct {
 func (s *sender) start(peer *ConnData) {
 	s.targets[0], s.next = peer.Data, 1
 	s.limit = peer.Credits
-	s.keep = min(reserved, peer.Credits/4)
+	s.keep = min(spare, peer.Credits/4)
 }
 
 // Layout of Message.ID: bytes in the low half, WQEs above, flags on top.

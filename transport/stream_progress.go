@@ -1,0 +1,260 @@
+package transport
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/doorbell-rdma/doorbell/internal/rsocket"
+	"github.com/doorbell-rdma/doorbell/verbs"
+)
+
+// Whoever calls a method of a stream does its work: takes completions, posts receives and
+// control messages. It holds the stream's mu for that, never while it copies or waits.
+//
+// Data and grants arrive in one completion queue, sends complete in another: a reader that
+// sleeps is not woken by what the writer's sends complete. No wake-up is lost. A waiter notes
+// its generation, takes the completions and looks at its condition under mu; then it sleeps on
+// a queue's bell until that has completions or its generation has changed. A completion that
+// another goroutine takes changes the generation of those whom it concerns, and rings.
+
+// streamBatch is how many completions are taken, and receives posted, at a time.
+const streamBatch = 32
+
+// streamSpare is how many receives there are beyond the credits: some wait to be posted,
+// and control messages take receives without credits.
+const streamSpare = 2 * streamBatch
+
+// waiter is a goroutine that waits: the reader, the writer, or who closes.
+type waiter struct {
+	gen   atomic.Uint32 // changes with what concerns it
+	seen  uint32        // gen before it looked; its own
+	ready func(*CQ) bool
+}
+
+func (w *waiter) init() {
+	w.ready = func(c *CQ) bool { return !c.empty() || w.gen.Load() != w.seen }
+}
+
+// wait waits until the queue has completions or w was kicked since seen.
+func (s *Stream) wait(w *waiter, c *CQ, seen uint32) error {
+	w.seen = seen
+	switch err := c.await(context.Background(), &c.bell, w.ready); {
+	case errors.Is(err, ErrClosed):
+		return net.ErrClosed
+	default:
+		return err
+	}
+}
+
+// cq returns the queue in which the end of a wait arrives. While a grant waits for a send to
+// complete that comes first, soon: the peer may be waiting for the grant. The caller holds mu.
+func (s *Stream) cq(why rsocket.Blocked) *CQ {
+	if why == rsocket.BlockedSelf || s.conn.GrantWaits() {
+		return s.sendCQ
+	}
+	return s.recvCQ
+}
+
+// kick makes w look around.
+func (s *Stream) kick(w *waiter) {
+	w.gen.Add(1)
+	s.recvCQ.bell.Ring()
+	s.sendCQ.bell.Ring()
+}
+
+// advance takes what has completed, and posts what is due. self is who calls. The caller
+// holds mu.
+func (s *Stream) advance(self *waiter) {
+	if s.dead == nil && s.recvCQ.closed.Load() {
+		s.dead = net.ErrClosed // the device is
+	}
+	if s.dead != nil {
+		return
+	}
+	sent, data, grant := s.takeSends(), false, false
+	for s.dead == nil {
+		n := s.recvCQ.take(s.wcs[:])
+		for i := range s.wcs[:n] {
+			wc := &s.wcs[i]
+			if wc.Status != verbs.WCSuccess {
+				s.die(wc.Status)
+				break
+			}
+			s.spent++
+			if wc.Flags&verbs.WithImm == 0 || wc.Opcode != verbs.WCRecvRDMAWithImm {
+				s.violated(fmt.Errorf("%w: %v where only WRITEs with immediate belong", ErrStreamProtocol, wc.Opcode))
+				break
+			}
+			if err := s.conn.Received(wc.ImmData, wc.ByteLen); err != nil {
+				s.violated(err)
+				break
+			}
+			if op, _ := rsocket.ParseImm(wc.ImmData); op == rsocket.OpSGL {
+				grant = true
+			} else {
+				data = true // or an ending, which concerns everybody
+				grant = grant || op != rsocket.OpData
+			}
+		}
+		if s.spent >= streamBatch && s.dead == nil {
+			s.repost()
+		}
+		if n < len(s.wcs) {
+			break
+		}
+	}
+	s.control()
+	if s.dead != nil {
+		sent, data, grant = true, true, true
+	}
+	if data && self != &s.r {
+		s.kick(&s.r)
+	}
+	if (sent || grant) && self != &s.w {
+		s.kick(&s.w)
+	}
+	if (sent || grant) && self != &s.c && s.closed {
+		s.kick(&s.c)
+	}
+}
+
+// takeSends takes the completions of sends and reports whether there were any.
+func (s *Stream) takeSends() (any bool) {
+	for {
+		n := s.sendCQ.take(s.wcs[:])
+		for i := range s.wcs[:n] {
+			if wc := &s.wcs[i]; wc.Status != verbs.WCSuccess {
+				s.die(wc.Status)
+				return true
+			}
+			s.conn.Sent(s.wcs[i].WRID)
+		}
+		any = any || n > 0
+		if n < len(s.wcs) {
+			return any
+		}
+	}
+}
+
+// die ends the stream because of a failed completion. A flush only says that something else
+// has failed before.
+func (s *Stream) die(status verbs.WCStatus) {
+	if s.dead != nil {
+		return
+	}
+	for status == verbs.WRFlushErr {
+		n := s.sendCQ.take(s.wcs[:1])
+		if n == 0 {
+			break
+		}
+		status = s.wcs[0].Status
+		if status == verbs.WCSuccess {
+			s.conn.Sent(s.wcs[0].WRID)
+			status = verbs.WRFlushErr
+		}
+	}
+	reason := s.qp.link.reason()
+	switch {
+	case status != verbs.WRFlushErr:
+		s.dead = fmt.Errorf("%w: %w", syscall.ECONNRESET, status)
+	case reason != nil:
+		s.dead = fmt.Errorf("%w: %w", syscall.ECONNRESET, reason)
+	default:
+		s.dead = syscall.ECONNRESET
+	}
+}
+
+// violated ends the stream because of what the peer did, and the connection with it.
+func (s *Stream) violated(err error) {
+	s.dead = fmt.Errorf("transport: stream: %w", err)
+	// It fails if the queue pair has ended already, which is what is wanted.
+	_ = s.qp.Modify(verbs.QPAttr{Mask: verbs.AttrState, State: verbs.QPErr})
+}
+
+// noBuffers are receives without memory: WRITEs bring their own.
+var noBuffers [streamBatch]verbs.RecvWR
+
+// repost posts the spent receives again.
+func (s *Stream) repost() {
+	for s.spent > 0 {
+		n, err := s.qp.PostRecvList(noBuffers[:min(s.spent, len(noBuffers))])
+		s.spent -= n
+		if err != nil {
+			s.fail(err)
+			return
+		}
+	}
+}
+
+// control posts the control messages that are due.
+func (s *Stream) control() {
+	for s.dead == nil && s.conn.NextControl(&s.msg) {
+		if s.post() != nil {
+			return
+		}
+	}
+}
+
+// post posts s.msg.
+func (s *Stream) post() error {
+	wr := &s.wrs[0]
+	m := &s.msg
+	m.WR(wr)
+	wr.SGList = s.sges[:0]
+	if m.Op == rsocket.OpData {
+		mr := s.memory.send
+		first := min(m.Length, len(s.memory.sendBuf)-m.Offset)
+		wr.SGList = append(wr.SGList, mr.SGE(m.Offset, first))
+		if first < m.Length {
+			wr.SGList = append(wr.SGList, mr.SGE(0, m.Length-first))
+		}
+	}
+	if _, err := s.qp.PostSendList(s.wrs[:]); err != nil {
+		return s.fail(err)
+	}
+	return nil
+}
+
+// fail ends the stream because a post was refused: the queue pair is being closed.
+func (s *Stream) fail(err error) error {
+	if errors.Is(err, ErrQueueFull) {
+		panic("BUG: transport: a stream overfills its queues")
+	}
+	if s.dead == nil {
+		s.dead = fmt.Errorf("%w: %w", syscall.ECONNRESET, err)
+	}
+	return s.dead
+}
+
+// driveEvery is how often a writer that need not wait drives the wire: what it posts behind a
+// message that is under way goes out together.
+const driveEvery = 10 * time.Microsecond
+
+// due reports whether it is time to drive. The caller holds mu.
+func (s *Stream) due() bool {
+	now := s.dev.now()
+	if now-s.nudged < verbs.Instant(driveEvery) {
+		return false
+	}
+	s.nudged = now
+	return true
+}
+
+// keepalive is the timer's function.
+func (s *Stream) keepalive() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed || s.dead != nil {
+		return
+	}
+	s.advance(nil)
+	if s.dead == nil && s.conn.Keepalive(&s.msg) {
+		_ = s.post() // the next caller hears of it
+	}
+	s.alive.Reset(s.keepAlive)
+}
