@@ -34,8 +34,9 @@ func (p Place) Env() []string {
 	return []string{"GOMAXPROCS=" + strconv.Itoa(p.Procs)}
 }
 
-// processes runs each end in a process of its own.
-func processes(ctx context.Context, p Params) (Result, error) {
+// Ends runs two processes that keep to the protocol of [End] without looking at what the
+// parameters say, so that other transports can be measured like the floors.
+func Ends(ctx context.Context, p Params) (Result, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel() // kills what still runs
 	argv := p.Exec

@@ -35,7 +35,7 @@ func Run(ctx context.Context, p Params) (Result, error) {
 		}
 		return alone(ctx, p)
 	case p.Exec != nil:
-		return processes(ctx, p)
+		return Ends(ctx, p)
 	}
 	return goroutines(ctx, p)
 }
