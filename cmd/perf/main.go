@@ -2,8 +2,7 @@
 // deferred doorbell does (perf demo), and prints captured packets (perf dump).
 //
 // Exit codes: 0 all is well; 1 something failed, one line on stderr says what; 2 the command
-// line is wrong; 130 interrupted, after a report of what was measured until then. Those of
-// perf gate are 0 for a pass, 1 for a regression, 2 for whatever is neither.
+// line is wrong; 130 interrupted, after a report of what was measured until then.
 package main
 
 import (
@@ -65,10 +64,6 @@ func (a *app) run(ctx context.Context, args []string) int {
 		return exitUsage
 	case errors.Is(err, errInterrupted):
 		return exitInterrupted
-	}
-	var verdict verdictError
-	if errors.As(err, &verdict) {
-		return verdict.code
 	}
 	return exitFailed
 }
