@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -43,7 +44,7 @@ func Dial(ctx context.Context, dev *transport.Device, to netip.AddrPort, p Param
 }
 
 func (s *Session) dial(ctx context.Context, to netip.AddrPort) error {
-	h := hello{version: Version, kind: helloControl, qpType: verbs.RC, session: s.id, Params: s.p}
+	h := hello{version: Version, kind: helloControl, session: s.id, Params: s.p}
 	cp := s.ctrlParam()
 	cp.PrivateData, cp.RemotePort = h.encode(), s.o.RemotePort
 	ctrl, err := s.dev.Dial(ctx, to, cp)
@@ -54,9 +55,25 @@ func (s *Session) dial(ctx context.Context, to netip.AddrPort) error {
 	if err := checkWelcome(ctrl.PrivateData()); err != nil {
 		return fmt.Errorf("%v: %w", to, err)
 	}
+	if s.p.Type == verbs.UD {
+		a, err := ctrl.Attr()
+		if err != nil {
+			return err
+		}
+		if most := a.PathMTU.Bytes(); s.p.Size > most {
+			return &RangeError{"message size over UD to " + to.Addr().String(), int64(s.p.Size), 0, int64(most)}
+		}
+	}
 	h.kind = helloData
 	for i := range s.p.QPs {
 		f := s.newFlow(i)
+		s.flows = append(s.flows, f)
+		if s.p.Type == verbs.UD {
+			if err := f.openUD(); err != nil {
+				return err
+			}
+			continue
+		}
 		h.index = uint16(i)
 		cp := s.param(f)
 		cp.PrivateData, cp.RemotePort = h.encode(), s.o.RemotePort
@@ -64,9 +81,39 @@ func (s *Session) dial(ctx context.Context, to netip.AddrPort) error {
 		if err != nil {
 			return fmt.Errorf("data connection %d of %d: %w", i+1, s.p.QPs, refused(err))
 		}
-		s.flows = append(s.flows, f)
 		if err := f.attach(qp); err != nil {
 			return err
+		}
+	}
+	return s.introduce(ctx)
+}
+
+// introduce tells the peer about each data queue pair and our memory, and hears the same.
+func (s *Session) introduce(ctx context.Context) error {
+	defer context.AfterFunc(ctx, s.hangUp)()
+	for _, f := range s.flows {
+		tell := func() error {
+			return s.say(message{kind: msgQueue, phase: uint16(f.index), queue: f.own()})
+		}
+		if s.client {
+			if err := tell(); err != nil {
+				return err
+			}
+		}
+		m, err := s.hear(msgQueue)
+		if err != nil {
+			return cmp.Or(ctx.Err(), err)
+		}
+		if int(m.phase) != f.index {
+			return fmt.Errorf("the peer describes queue pair %d where %d is due", m.phase, f.index)
+		}
+		if err := f.meet(m.queue); err != nil {
+			return err
+		}
+		if !s.client {
+			if err := tell(); err != nil {
+				return err
+			}
 		}
 	}
 	return nil

@@ -7,7 +7,8 @@ import (
 	"github.com/HdrHistogram/hdrhistogram-go"
 )
 
-// Latency is a distribution of times; for SendLat of half round trips.
+// Latency is a distribution of times: of SendLat and WriteLat of half round trips, of the other
+// latency tests of whole operations.
 type Latency struct {
 	Min, Max, Median, P99, P999 time.Duration
 	// Mean and StdDev are in nanoseconds.
@@ -41,19 +42,20 @@ func (r *latencyRecorder) record(d time.Duration) {
 	_ = r.hist.RecordValue(min(max(v, 1), maxLatency)) // cannot be out of range
 }
 
-// halved returns the distribution of half of what was recorded; zero if that was nothing.
-func (r *latencyRecorder) halved() Latency {
+// divided returns the distribution of that part of what was recorded; zero if that was nothing.
+func (r *latencyRecorder) divided(parts int) Latency {
 	if r.n == 0 {
 		return Latency{}
 	}
+	by := time.Duration(parts)
 	// The histogram answers with the upper end of a bucket; never let that pass the maximum.
 	at := func(q float64) time.Duration {
-		return time.Duration(min(max(r.hist.ValueAtQuantile(q), r.min), r.max)) / 2
+		return time.Duration(min(max(r.hist.ValueAtQuantile(q), r.min), r.max)) / by
 	}
 	return Latency{
-		Min: time.Duration(r.min) / 2, Max: time.Duration(r.max) / 2,
+		Min: time.Duration(r.min) / by, Max: time.Duration(r.max) / by,
 		Median: at(50), P99: at(99), P999: at(99.9),
-		Mean: r.mean / 2, StdDev: math.Sqrt(r.m2/float64(r.n)) / 2,
+		Mean: r.mean / float64(by), StdDev: math.Sqrt(r.m2/float64(r.n)) / float64(by),
 	}
 }
 

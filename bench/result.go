@@ -8,15 +8,19 @@ type Result struct {
 	// Size is the message size in bytes.
 	Size int
 	// Iters is the number of messages, over all queue pairs, that the client sent; for a
-	// latency test of round trips.
+	// latency test of those that were done or answered.
 	Iters uint64
+	// Lost is how many messages did not arrive, in both directions; for a latency test how many
+	// were not answered, and are not in Iters. It is 0 on RC.
+	Lost uint64
 	// Elapsed is the time from the client's first post to its last completion.
 	Elapsed time.Duration
 	// Peak and Average are bytes per second, Rate is messages per second; a bidirectional
-	// test adds up both directions. The peak is the best stretch of at least a millisecond
-	// and twice the messages that may be under way. All are 0 in latency tests.
+	// test adds up both directions. Average and rate are of what arrived, the peak is the best
+	// stretch of what was sent, of at least a millisecond and twice the messages that may be
+	// under way. All are 0 in latency tests.
 	Peak, Average, Rate float64
-	// Latency is of half a round trip; zero in bandwidth tests.
+	// Latency is zero in bandwidth tests.
 	Latency Latency
 	// Interrupted says that the run ended before its time.
 	Interrupted bool
@@ -29,17 +33,20 @@ func combine(p *Params, client, server *message) Result {
 		Latency: client.lat, Interrupted: client.interrupted,
 	}
 	if p.Test.Latency() {
+		r.Lost = client.lost
 		return r
 	}
-	add := func(m *message) {
-		rate := float64(m.count) / max(m.duration, 1).Seconds()
+	add := func(m, other *message) {
+		lost := min(other.lost, m.count)
+		r.Lost += lost
+		rate := float64(m.count-lost) / max(m.duration, 1).Seconds()
 		r.Rate += rate
 		r.Average += rate * float64(m.size)
 		r.Peak += max(m.peak, rate*float64(m.size))
 	}
-	add(client)
+	add(client, server)
 	if p.Bidirectional {
-		add(server)
+		add(server, client)
 	}
 	return r
 }

@@ -2,6 +2,7 @@ package bench
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"time"
@@ -21,7 +22,11 @@ type phase struct {
 	clock   time.Duration // the session's clock as last read
 	retired bool          // a send has completed since that was last looked at
 	stopped bool          // ended before its time
-	last    []byte        // the message that came last, in a warm-up
+	last    []byte        // what to look at when nothing is under way, in a warm-up
+	given   uint64        // up by this side of what the peer, or in a latency test itself, has sent
+	waited  uint64        // arrived when wait last looked
+	since   time.Duration // when that was more than before
+	heard   time.Duration // when complete first looked after the peer's DONE
 	meter   meter
 	lat     *latencyRecorder
 }
@@ -82,15 +87,6 @@ func (s *Session) lead(report func(Result)) error {
 		} {
 			ph.number = s.phase.number + 1
 			s.phase = ph
-			err := s.say(message{
-				kind: msgStart, measured: ph.measured, size: uint64(size), count: ph.iters, duration: ph.duration,
-			})
-			if err != nil {
-				return err
-			}
-			if _, err := s.hear(msgGo); err != nil {
-				return err
-			}
 			if err := s.runPhase(report); err != nil {
 				return err
 			}
@@ -138,9 +134,6 @@ func (s *Session) follow(report func(Result)) error {
 			return fmt.Errorf("the peer asks for %d messages of %d bytes in %v, which was not agreed on", m.count, m.size, m.duration)
 		}
 		s.phase = phase{number: m.phase, size: int(m.size), iters: m.count, duration: m.duration, measured: m.measured}
-		if err := s.say(message{kind: msgGo}); err != nil {
-			return err
-		}
 		if err := s.runPhase(report); err != nil {
 			return err
 		}
@@ -150,27 +143,36 @@ func (s *Session) follow(report func(Result)) error {
 // runPhase moves the data of one phase, exchanges reports and hands the result on.
 func (s *Session) runPhase(report func(Result)) error {
 	ph := &s.phase
+	for _, f := range s.flows {
+		f.base = f.posted
+	}
+	// Before the peer can reach it.
+	s.probe()
+	if err := s.agree(); err != nil {
+		return err
+	}
 	ph.clock = s.now()
+	ph.since = ph.clock
 	ph.meter.begin(ph.clock, 2*uint64(s.p.window()*s.p.QPs))
 	var err error
 	switch {
-	case !s.p.Test.Latency():
-		err = s.stream()
-	case s.client:
+	case s.p.Test.Latency() && s.client:
 		ph.lat = newLatencyRecorder()
 		err = s.ping()
-	default:
+	case s.p.Test.answers():
 		err = s.pong()
+	default:
+		err = s.stream()
 	}
 	if err != nil {
 		return err
 	}
 	mine := message{
-		kind: msgReport, measured: ph.measured, interrupted: ph.stopped, size: uint64(ph.size),
+		kind: msgReport, measured: ph.measured, interrupted: ph.stopped, size: uint64(ph.size), lost: ph.given,
 		count: ph.meter.n, duration: ph.meter.elapsed(), peak: ph.meter.peakRate() * float64(ph.size),
 	}
 	if ph.lat != nil {
-		mine.lat, mine.peak = ph.lat.halved(), 0
+		mine.lat, mine.peak = ph.lat.divided(s.p.Test.parts()), 0
 	}
 	if err := s.say(mine); err != nil {
 		return err
@@ -184,7 +186,12 @@ func (s *Session) runPhase(report func(Result)) error {
 	}
 	ph.stopped = ph.stopped || theirs.interrupted
 	// Nothing is under way now, so that nobody writes here even if receives share memory.
-	if err := verify(ph.last); err != nil {
+	if !ph.stopped { // else perhaps nothing was sent
+		if err := verify(ph.last); err != nil {
+			return err
+		}
+	}
+	if err := s.audit(); err != nil {
 		return err
 	}
 	if !ph.measured {
@@ -195,6 +202,55 @@ func (s *Session) runPhase(report func(Result)) error {
 		client, server = server, client
 	}
 	report(combine(&s.p, client, server))
+	return nil
+}
+
+// agree starts a phase on both sides: the client says what it is, the server that it is ready.
+func (s *Session) agree() error {
+	ph := &s.phase
+	if !s.client {
+		return s.say(message{kind: msgGo})
+	}
+	err := s.say(message{
+		kind: msgStart, measured: ph.measured, size: uint64(ph.size), count: ph.iters, duration: ph.duration,
+	})
+	if err == nil {
+		_, err = s.hear(msgGo)
+	}
+	return err
+}
+
+// probe prepares the look at what one-sided requests of a warm-up do: it clears the place
+// where the first one's message goes.
+func (s *Session) probe() {
+	ph := &s.phase
+	if ph.measured || !s.p.reliable() {
+		return
+	}
+	switch v := s.p.Test.Verb(); {
+	case v == VerbWrite && s.exposed != nil:
+		ph.last = s.exposed.Bytes()[:ph.size]
+	case v == VerbRead && s.local != nil:
+		ph.last = s.local.Bytes()[:ph.size]
+	}
+	clear(ph.last)
+}
+
+// audit adds up what atomics have done to our memory since the session began.
+func (s *Session) audit() error {
+	if s.p.Test.Verb() != VerbAtomic || s.exposed == nil {
+		return nil
+	}
+	sum, want := uint64(0), s.peerTotal
+	if s.p.Swap {
+		want = 0 // zero for zero
+	}
+	for b := s.exposed.Bytes(); len(b) >= AtomicSize; b = b[AtomicSize:] {
+		sum += binary.NativeEndian.Uint64(b)
+	}
+	if sum != want {
+		return fmt.Errorf("atomics have added up to %d, want %d", sum, want)
+	}
 	return nil
 }
 
@@ -211,6 +267,39 @@ func (s *Session) done() error {
 // before we know that the phase has begun: data and control connections are not ordered.
 func (s *Session) heardDone() bool { return s.peerDone >= int(s.phase.number) }
 
+// complete reports whether all that the peer has sent in this phase is here, or given up
+// because nothing has come for a while.
+func (s *Session) complete() bool {
+	ph := &s.phase
+	if !s.heardDone() {
+		return false
+	}
+	here := s.arrived()
+	if here+s.lost > s.peerTotal && !s.p.reliable() {
+		s.lost = s.peerTotal - min(here, s.peerTotal) // what was given up was late
+	}
+	if here+s.lost >= s.peerTotal {
+		return true
+	}
+	if s.p.reliable() {
+		return false
+	}
+	now := s.now()
+	if ph.heard == 0 {
+		ph.heard = now
+	}
+	if here != ph.waited {
+		ph.waited, ph.since = here, now
+		return false
+	}
+	if now-max(ph.since, ph.heard) < lossAfter {
+		return false
+	}
+	ph.given = s.peerTotal - here - s.lost
+	s.lost += ph.given
+	return true
+}
+
 // over reports whether a run of the phase's kind has to stop now.
 func (s *Session) over() bool {
 	ph := &s.phase
@@ -221,11 +310,12 @@ func (s *Session) over() bool {
 	return ph.duration > 0 && ph.clock-ph.meter.start >= ph.duration
 }
 
-// stream is a side of SendBW: it sends, if it does, until the count or the time is up, and
-// receives, if it does, until it has what the peer says it has sent.
+// stream is a side of a bandwidth test, or of one whose requests nobody answers: it posts
+// requests, if it does, until the count or the time is up, and waits, if the peer does, until
+// it has what the peer says it has sent.
 func (s *Session) stream() error {
 	ph := &s.phase
-	sending := s.sends()
+	sending := s.posts()
 	var base uint64 // completed before this phase
 	for _, f := range s.flows {
 		base += f.completed
@@ -278,12 +368,12 @@ func (s *Session) stream() error {
 			}
 			told = true
 		}
-		if told && (!s.receives() || s.heardDone() && s.received >= s.peerTotal) {
+		if told && (!s.exposes() || s.complete()) {
 			break
 		}
 	}
-	if s.received > s.peerTotal {
-		return fmt.Errorf("received %d messages, the peer has sent %d", s.received, s.peerTotal)
+	if n := s.arrived(); s.exposes() && n > s.peerTotal {
+		return fmt.Errorf("received %d messages, the peer has sent %d", n, s.peerTotal)
 	}
 	return nil
 }
@@ -299,19 +389,33 @@ func (f *flow) stop() {
 	}
 }
 
-// ping is the client's side of SendLat.
+// ping is the client's side of a latency test: one message after the other, each when the one
+// before was answered or, where that may happen, is lost.
 func (s *Session) ping() error {
 	ph, f := &s.phase, s.flows[0]
 	for n := uint64(0); !(ph.duration == 0 && n == ph.iters) && !s.over(); n++ {
-		want := s.received + 1
+		want := s.arrived() + 1
 		last := ph.clock
 		if err := s.post(f); err != nil {
 			return err
 		}
-		for s.received < want {
+		lost := false
+		for !lost && !s.answered(f, want) {
 			if err := s.poll(); err != nil {
 				return err
 			}
+			lost = !s.p.reliable() && s.now()-last > lossAfter && !s.answered(f, want)
+		}
+		if lost {
+			ph.given++
+			if s.onLoss != nil {
+				s.onLoss()
+			}
+			if err := s.sync(); err != nil {
+				return err
+			}
+			ph.clock = s.now()
+			continue
 		}
 		ph.clock = s.now()
 		ph.lat.record(ph.clock - last)
@@ -320,16 +424,40 @@ func (s *Session) ping() error {
 	return s.done()
 }
 
-// pong is the server's side of SendLat.
+// answered reports whether the last request is done: completed, or answered by the peer's.
+func (s *Session) answered(f *flow, want uint64) bool {
+	if s.p.Test.answers() {
+		return s.arrived() >= want
+	}
+	return f.completed == f.posted
+}
+
+// sync waits until what was sent before has arrived or never will, both ways, so that no late
+// answer is taken for that of a later message. Control and data take the same way.
+func (s *Session) sync() error {
+	if err := s.say(message{kind: msgSync}); err != nil {
+		return err
+	}
+	_, err := s.hear(msgSync)
+	return err
+}
+
+// pong is the server's side of a latency test whose messages are answered.
 func (s *Session) pong() error {
 	f := s.flows[0]
-	for !s.heardDone() || s.received < s.peerTotal || f.posted < s.received {
-		for f.posted < s.received {
+	for {
+		for n := s.arrived(); f.posted < n; {
 			if err := s.post(f); err != nil {
 				return err
 			}
 		}
-		if s.heardDone() && s.received >= s.peerTotal {
+		if len(s.inbox) > 0 && s.inbox[0].kind == msgSync {
+			if err := s.sync(); err != nil {
+				return err
+			}
+		}
+		// What is missing of a service that loses messages the client has given up.
+		if s.heardDone() && (!s.p.reliable() || s.arrived() >= s.peerTotal) {
 			break
 		}
 		if err := s.poll(); err != nil {
@@ -340,11 +468,14 @@ func (s *Session) pong() error {
 	return nil
 }
 
-// post sends one message of a latency test, unsignaled: the answer says that it arrived.
+// post posts one request of a latency test: unsignaled if an answer says that it arrived.
 func (s *Session) post(f *flow) error {
 	wr := &f.wrs[0]
-	wr.WRID = wrid(kindSend, f.index, f.posted+1)
-	f.payload(wr, f.posted+1, s.phase.size)
+	f.aim(wr, f.posted+1, s.phase.size)
+	wr.Flags = 0
+	if !s.p.Test.answers() {
+		wr.Flags = verbs.Signaled
+	}
 	for {
 		_, err := f.qp.PostSendList(f.wrs[:1])
 		if err == nil {

@@ -132,9 +132,6 @@ func (srv *Server) take(ctx context.Context, req *transport.ConnRequest, wg *syn
 
 // refuse says what about a client's wishes cannot be met, or nothing.
 func (srv *Server) refuse(h *hello) string {
-	if h.qpType != verbs.RC {
-		return fmt.Sprintf("connection type %v is not offered", h.qpType)
-	}
 	if err := h.Check(); err != nil {
 		return err.Error()
 	}
@@ -222,36 +219,42 @@ func (s *Session) accept(ctx context.Context, req *transport.ConnRequest) error 
 func (s *Session) gather(ctx context.Context, reqs <-chan *transport.ConnRequest) error {
 	ctx, cancel := context.WithTimeout(ctx, connectWithin)
 	defer cancel()
-	s.flows = make([]*flow, 0, s.p.QPs)
-	byIndex := make(map[uint16]*flow)
-	for len(byIndex) < s.p.QPs {
+	s.flows = make([]*flow, s.p.QPs)
+	for i := range s.flows {
+		s.flows[i] = s.newFlow(i)
+	}
+	if s.p.Type == verbs.UD {
+		for _, f := range s.flows {
+			if err := f.openUD(); err != nil {
+				return err
+			}
+		}
+		return s.introduce(ctx)
+	}
+	for n := 0; n < s.p.QPs; {
 		var req *transport.ConnRequest
 		select {
 		case req = <-reqs:
 		case <-ctx.Done():
-			return fmt.Errorf("%d of %d data connections after %v: %w", len(byIndex), s.p.QPs, connectWithin, ctx.Err())
+			return fmt.Errorf("%d of %d data connections after %v: %w", n, s.p.QPs, connectWithin, ctx.Err())
 		}
 		var h hello
 		if err := h.decode(req.PrivateData()); err != nil {
 			return err
 		}
-		if int(h.index) >= s.p.QPs || byIndex[h.index] != nil {
+		if int(h.index) >= s.p.QPs || s.flows[h.index].qp != nil || req.Type() != s.p.Type {
 			_ = req.Reject(verbs.RejectConsumer, refusal("no such data connection"))
 			continue
 		}
-		f := s.newFlow(int(h.index))
+		f := s.flows[h.index]
 		qp, err := req.Accept(ctx, s.param(f))
 		if err != nil {
 			return errors.Join(err, req.Reject(verbs.RejectNoResources, refusal(err.Error())))
 		}
-		byIndex[h.index] = f
-		s.flows = append(s.flows, f)
 		if err := f.attach(qp); err != nil {
 			return err
 		}
+		n++
 	}
-	for i := range s.flows {
-		s.flows[i] = byIndex[uint16(i)]
-	}
-	return nil
+	return s.introduce(ctx)
 }

@@ -40,6 +40,10 @@ var ErrStalled = errors.New("nothing moves, though the peer lives")
 // aliveEvery is the time between two looks at whether the peer lives.
 const aliveEvery = time.Second
 
+// lossAfter is how long a message of a service that loses some may take. What is late
+// nevertheless is counted neither here nor there.
+const lossAfter = 200 * time.Millisecond
+
 // A WRID says what completes: kind (8 bits), index of the data queue pair (16), number (40).
 // Only the WRID and the status mean anything in a completion that failed.
 const (
@@ -69,12 +73,14 @@ type Session struct {
 	client bool
 	id     uint64
 
-	cq     *transport.CQ
-	ctrl   *transport.QP
-	flows  []*flow
-	sendMR *transport.MR
-	recvMR *transport.MR
-	ctrlMR *transport.MR
+	cq      *transport.CQ
+	ctrl    *transport.QP
+	flows   []*flow
+	srq     *transport.SRQ // or nil
+	shared  *receives      // of srq
+	local   *transport.MR  // what our requests name; nil if there are none
+	exposed *transport.MR  // what the peer's requests reach; nil if there are none
+	ctrlMR  *transport.MR
 
 	epoch time.Time
 	wcs   [64]verbs.WC
@@ -84,12 +90,14 @@ type Session struct {
 	moved time.Duration // when it last found more than before
 
 	inbox     []message // control messages but DONE, in order
-	received  uint64    // data messages since the session began
+	received  uint64    // data messages (SEND) since the session began
+	lost      uint64    // how many of the peer's were given up, which RC never does
 	peerTotal uint64    // how many the peer says it has sent, as of its last DONE
 	peerDone  int       // phases whose DONE has come
 	peerStop  bool      // the peer was interrupted and wants no more
 	phase     phase
 
+	onLoss    func()      // nil but in tests: a latency test has given a message up
 	failure   error       // the session could not be set up; Run returns it
 	aliveOut  atomic.Bool // a keep-alive is under way
 	interrupt atomic.Bool
@@ -109,36 +117,77 @@ func newSession(dev *transport.Device, p Params, o Options, client bool) (*Sessi
 	}
 	s := &Session{p: p, o: o, dev: dev, client: client, epoch: time.Now(), quit: make(chan struct{})}
 	var err error
+	if p.Test.answers() && p.Test.Verb() == VerbWrite {
+		s.o.Wait = WaitPoll // there are no completions to sleep on
+	}
 	// All that can be posted at a time, and so complete before it is polled.
-	if s.cq, err = dev.CreateCQ(p.QPs*(p.TxDepth+p.RxDepth) + 4*ctrlDepth); err != nil {
+	if s.cq, err = dev.CreateCQ(p.QPs*(p.sendDepth()+p.recvDepth()) + 4*ctrlDepth); err != nil {
 		return nil, err
 	}
-	register := func(n int) (mr *transport.MR) {
+	register := func(n int, access verbs.Access) (mr *transport.MR) {
 		if err == nil {
-			mr, err = dev.PD().RegisterMR(make([]byte, n), verbs.LocalWrite)
+			mr, err = dev.PD().RegisterMR(make([]byte, n), access)
 		}
 		return mr
 	}
-	s.ctrlMR = register(ctrlDepth * messageLen)
-	if s.sends() {
-		s.sendMR = register(max(p.Size*p.slots(p.TxDepth), 1))
+	s.ctrlMR = register(ctrlDepth*messageLen, verbs.LocalWrite)
+	if s.posts() {
+		s.local = register(p.localLen(), verbs.LocalWrite)
 	}
-	if s.receives() {
-		s.recvMR = register(max(p.Size*p.slots(p.RxDepth), 1))
+	if s.exposes() {
+		s.exposed = register(p.exposedLen(), [...]verbs.Access{
+			VerbSend: verbs.LocalWrite, VerbWrite: verbs.LocalWrite | verbs.RemoteWrite, VerbRead: verbs.RemoteRead,
+			VerbAtomic: verbs.LocalWrite | verbs.RemoteAtomic,
+		}[p.Test.Verb()])
+	}
+	if err == nil && p.SRQ && s.receives() {
+		err = s.share()
 	}
 	if err != nil {
 		s.Close()
 		return nil, err
 	}
-	if s.sendMR != nil {
-		fill(s.sendMR.Bytes(), p.Size)
+	switch v := p.Test.Verb(); {
+	case v == VerbRead && s.exposed != nil:
+		fill(s.exposed.Bytes(), p.Size)
+	case !v.fetches() && s.local != nil:
+		fill(s.local.Bytes(), p.Size)
 	}
 	return s, nil
 }
 
-// sends and receives say what this side does with data.
-func (s *Session) sends() bool    { return s.client || s.p.Test.Latency() || s.p.Bidirectional }
-func (s *Session) receives() bool { return !s.client || s.p.Test.Latency() || s.p.Bidirectional }
+// share makes the shared receive queue.
+func (s *Session) share() error {
+	s.shared = s.newReceives(0, s.p.QPs*s.p.RxDepth)
+	srq, err := s.dev.PD().CreateSRQ(transport.SRQConfig{MaxWR: s.shared.depth, MaxSGE: 1})
+	if err != nil {
+		return err
+	}
+	s.srq, s.shared.queue = srq, srq
+	_, err = srq.PostRecvList(s.shared.all())
+	return err
+}
+
+// posts, exposes and receives say what this side does with data: post requests, let requests
+// of the peer's reach its memory, and post receives for them.
+func (s *Session) posts() bool    { return s.client || s.p.Test.answers() || s.p.Bidirectional }
+func (s *Session) exposes() bool  { return !s.client || s.p.Test.answers() || s.p.Bidirectional }
+func (s *Session) receives() bool { return s.exposes() && s.p.Test.Verb() == VerbSend }
+
+// arrived is how many of the peer's requests are known to have been done here since the session
+// began. Nobody is told of READs and atomics: they count when the peer says so.
+func (s *Session) arrived() uint64 {
+	switch s.p.Test.Verb() {
+	case VerbSend:
+		return s.received
+	case VerbWrite:
+		if s.exposed == nil {
+			return 0
+		}
+		return s.exposed.Placed()
+	}
+	return s.peerTotal
+}
 
 // ctrlParam is what the control connection takes on both sides.
 func (s *Session) ctrlParam() transport.ConnParam {
@@ -161,7 +210,11 @@ func (s *Session) begin(ctrl *transport.QP) {
 	s.ctrl = ctrl
 	s.moved = s.now()
 	s.wg.Go(func() {
-		tick := time.NewTicker(aliveEvery)
+		every := aliveEvery
+		if !s.p.reliable() {
+			every = lossAfter / 4 // it also wakes who waits for what is lost
+		}
+		tick := time.NewTicker(every)
 		defer tick.Stop()
 		for {
 			select {
@@ -194,7 +247,7 @@ func (s *Session) LocalAddr() netip.AddrPort { return s.ctrl.LocalAddr() }
 // Conn describes a data connection.
 type Conn struct {
 	LocalQPN, RemoteQPN verbs.QPN
-	// LocalPSN is the first PSN sent, RemotePSN the first one expected.
+	// LocalPSN is the first PSN sent, RemotePSN the first one expected; UD expects none.
 	LocalPSN, RemotePSN verbs.PSN
 	MTU                 verbs.MTU
 }
@@ -207,8 +260,15 @@ func (s *Session) Conns() ([]Conn, error) {
 		if err != nil {
 			return nil, err
 		}
+		if s.p.Type == verbs.UD {
+			c, err := s.ctrl.Attr()
+			if err != nil {
+				return nil, err
+			}
+			a.PathMTU = c.PathMTU // a UD queue pair has no path
+		}
 		conns = append(conns, Conn{
-			LocalQPN: f.qp.Num(), RemoteQPN: a.DestQPN, LocalPSN: f.psn, RemotePSN: a.RQPSN, MTU: a.PathMTU,
+			LocalQPN: f.qp.Num(), RemoteQPN: f.peer.qpn, LocalPSN: f.psn, RemotePSN: a.RQPSN, MTU: a.PathMTU,
 		})
 	}
 	return conns, nil
@@ -223,9 +283,12 @@ func (s *Session) Close() {
 			_ = s.ctrl.Close()
 		}
 		for _, f := range s.flows {
-			_ = f.qp.Close()
+			f.close()
 		}
-		for _, mr := range []*transport.MR{s.sendMR, s.recvMR, s.ctrlMR} {
+		if s.srq != nil {
+			_ = s.srq.Close()
+		}
+		for _, mr := range []*transport.MR{s.local, s.exposed, s.ctrlMR} {
 			if mr != nil {
 				_ = mr.Close()
 			}
@@ -269,9 +332,12 @@ func (s *Session) idle() error {
 		return err
 	}
 	// A peer that lives wakes a sleeper once a second with the answer to a keep-alive.
-	switch now := s.now(); {
-	case s.seen != s.steps:
-		s.seen, s.moved = s.steps, now
+	if !s.posts() && s.p.Test.Verb().fetches() {
+		return nil // nothing that the peer does can be seen here
+	}
+	switch now, steps := s.now(), s.steps+s.arrived(); {
+	case s.seen != steps:
+		s.seen, s.moved = steps, now
 	case now-s.moved > s.o.Stall:
 		return fmt.Errorf("%w: not for %v", ErrStalled, s.o.Stall)
 	}
@@ -287,10 +353,8 @@ func (s *Session) handle(wcs []verbs.WC) error {
 		}
 		switch wc.WRID >> 56 {
 		case kindRecv:
-			s.received++
 			s.steps++
-			f := s.flows[wc.WRID>>40&0xFFFF]
-			if err := f.consumed(wc); err != nil {
+			if err := s.flows[wc.WRID>>40&0xFFFF].recvs.consumed(wc); err != nil {
 				return err
 			}
 		case kindSend:
@@ -342,7 +406,9 @@ func (s *Session) control(wc *verbs.WC) error {
 	if err := s.ctrl.PostRecv(s.ctrlRecv(slot)); err != nil {
 		return fmt.Errorf("the control connection: %w", err)
 	}
-	s.steps++
+	if m.kind != msgSync { // which says that something was lost
+		s.steps++
+	}
 	if m.kind == msgDone {
 		s.peerTotal, s.peerStop = m.count, s.peerStop || m.interrupted
 		s.peerDone++
@@ -357,7 +423,9 @@ func (s *Session) control(wc *verbs.WC) error {
 
 // say sends a control message.
 func (s *Session) say(m message) error {
-	m.phase = s.phase.number
+	if m.kind != msgQueue {
+		m.phase = s.phase.number
+	}
 	err := s.ctrl.PostSend(verbs.SendWR{WRID: wrid(kindCtrlSend, 0, 0), Opcode: verbs.Send, InlineData: m.encode()})
 	if err != nil {
 		return fmt.Errorf("the control connection: %w", err)

@@ -133,8 +133,8 @@ func (o Pingpong) open(dev *transport.Device) (_ *pingpong, err error) {
 	return p, nil
 }
 
-func (p *pingpong) atEnd(close func() error) {
-	p.closers = append(p.closers, func() { _ = close() }) // it was open
+func (p *pingpong) atEnd(end func() error) {
+	p.closers = append(p.closers, func() { _ = end() }) // it was open
 }
 
 func (p *pingpong) close() {
