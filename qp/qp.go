@@ -241,6 +241,14 @@ func (q *QP) TakeEvents() EventSet {
 	return e
 }
 
+// Done returns the PSN that the responder expects next and how many messages it has done: what
+// it takes to acknowledge all of them again. False when the queue pair is not reliable or has
+// no peer in this life.
+func (q *QP) Done() (next verbs.PSN, msn uint32, ok bool) {
+	s := &q.resp
+	return psnOf(s.epsn), s.msn & 0xFFFFFF, q.typ == verbs.RC && s.epsn >= seqBase
+}
+
 // Close forgets everything, as a move to RESET does, and gives back what was charged to the
 // window. Posting fails afterwards, and Modify too.
 func (q *QP) Close(verbs.Instant) {

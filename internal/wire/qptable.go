@@ -48,6 +48,7 @@ type qpTable struct {
 
 type qpSlot struct {
 	qp      *QP
+	left    *remains // of the last one
 	variant uint32
 }
 
@@ -85,7 +86,7 @@ func (t *qpTable) alloc(q *QP) (verbs.QPN, error) {
 		s := &t.slots[slot]
 		s.variant = (s.variant + 1) & (1<<variantBits - 1)
 		if n, ok := t.number(slot); ok {
-			s.qp = q
+			s.qp, s.left = q, nil
 			t.live++
 			return n, nil
 		}
@@ -106,10 +107,22 @@ func (t *qpTable) find(n verbs.QPN) *QP {
 	return nil
 }
 
-// release puts the number back into the queue of those to be used again.
-func (t *qpTable) release(n verbs.QPN) {
+// remains returns what the queue pair that had this number has left, or nil.
+func (t *qpTable) remains(n verbs.QPN) *remains {
 	slot := (uint32(n) - t.offset) & slotMask
-	t.slots[slot].qp = nil
+	if slot >= uint32(len(t.slots)) {
+		return nil
+	}
+	if r := t.slots[slot].left; r != nil && r.num == n {
+		return r
+	}
+	return nil
+}
+
+// release puts the number back into the queue of those to be used again; left may be nil.
+func (t *qpTable) release(n verbs.QPN, left *remains) {
+	slot := (uint32(n) - t.offset) & slotMask
+	t.slots[slot].qp, t.slots[slot].left = nil, left
 	t.free = append(t.free, slot)
 	t.live--
 }

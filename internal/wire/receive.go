@@ -73,7 +73,7 @@ func (w *Wire) receiveDatagram(now verbs.Instant, rx *link.Rx, b []byte, seg int
 	}
 	q := w.qps.find(p.DestQP)
 	if q == nil {
-		w.Counters.DropNoQP.Add(1)
+		w.receiveLate(now, rx, b, seg)
 		return
 	}
 	if !transportFits(p.Opcode, q.q.Type()) {

@@ -310,19 +310,25 @@ func (w *Wire) sendMAD(now verbs.Instant) {
 		Opcode: roce.UDSendOnly, MigReq: true, PKey: roce.DefaultPKey, DestQP: verbs.QPNGSI, PSN: w.gsiPSN,
 	}, DETH: roce.DETH{QKey: roce.GSIQKey, SrcQP: verbs.QPNGSI}}
 	w.gsiPSN = w.gsiPSN.Next()
-	id := t.place(nil, nil, verbs.QPNGSI, 0)
+	path := roce.NewPath(netip.AddrPortFrom(src, w.local.Port()), dst)
+	t.lone(now, &p, w.mad.MAD[:], &path, link.Tx{Dst: dst, Src: src})
+}
+
+// lone adds a packet that belongs to no queue pair's train; to says where it goes. Its payload
+// is a multiple of four bytes long.
+func (t *transmitter) lone(now verbs.Instant, p *roce.Packet, payload []byte, path *roce.Path, to link.Tx) {
+	id := t.place(nil, nil, p.DestQP, 0)
 	m := &t.msgs[len(t.msgs)-1]
-	m.Dst, m.Src = dst, src
+	m.Dst, m.Src, m.TrafficClass = to.Dst, to.Src, to.TrafficClass
 	start := len(t.arena)
 	t.arena = p.AppendHeaders(t.arena)
-	t.arena = append(t.arena, w.mad.MAD[:]...)
-	path := roce.NewPath(netip.AddrPortFrom(src, w.local.Port()), dst)
+	t.arena = append(t.arena, payload...)
 	sum := path.ICRC(t.arena[start:], id)
 	t.arena = append(t.arena, 0, 0, 0, 0)
 	roce.PutICRC(t.arena[len(t.arena)-4:], sum)
 	t.piece(t.arena[start:])
 	m.Len = len(t.arena) - start
-	if w.cfg.Tap != nil {
+	if t.w.cfg.Tap != nil {
 		t.tapLast(now, m, m.Len, id)
 	}
 }

@@ -453,7 +453,7 @@ func TestQPNumbersRunOut(t *testing.T) {
 	if len(got) != 64 {
 		t.Errorf("%d numbers from 64 slots", len(got))
 	}
-	tab.release(got[7])
+	tab.release(got[7], nil)
 	n, err := tab.alloc(&QP{})
 	if err != nil || n == got[7] {
 		t.Errorf("after a release: %v, %v", n, err)

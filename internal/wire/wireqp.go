@@ -67,14 +67,14 @@ func (w *Wire) CreateQP(cfg qp.Config) (*QP, error) {
 		cfg.MTU = w.cfg.MaxMTU
 	}
 	if q.q, err = qp.New(cfg, &w.env); err != nil {
-		w.qps.release(n)
+		w.qps.release(n, nil)
 		return nil, err
 	}
 	return q, nil
 }
 
 // DestroyQP forgets a queue pair: what is posted vanishes without completions, its number
-// rests before it is used again.
+// rests before it is used again. For a while its remains still acknowledge what it had done.
 func (w *Wire) DestroyQP(now verbs.Instant, q *QP) {
 	if q.closed {
 		return
@@ -85,11 +85,12 @@ func (w *Wire) DestroyQP(now verbs.Instant, q *QP) {
 		q.conn.qp = nil
 		q.conn = nil
 	}
+	left := w.leave(now, q)
 	q.q.Close(now)
 	w.timers.remove(q)
 	w.leavePeer(q)
 	w.detachAll(q)
-	w.qps.release(q.Num())
+	w.qps.release(q.Num(), left)
 	// It may still be on the lists; they skip it.
 	q.closed = true
 }
