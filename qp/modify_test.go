@@ -444,8 +444,10 @@ func TestModifyInSQD(t *testing.T) {
 		t.Error("done twice")
 	}
 	p.modify(p.b, &verbs.QPAttr{Mask: verbs.AttrState, State: verbs.QPRTS})
-	if n := len(p.b.q.req.reads); n != 1 {
-		t.Errorf("room for %d READs", n)
+	p.post(p.b, sendWR(verbs.RDMARead, 2, 0, 8), sendWR(verbs.RDMARead, 3, 8, 8))
+	p.pump(p.b)
+	if out := decoded(t, p.b.take()); len(out) != 1 || p.b.q.req.readN != 1 {
+		t.Errorf("%d READs outstanding of 1 that may be: %+v", p.b.q.req.readN, out)
 	}
 }
 

@@ -14,11 +14,14 @@ import (
 func (q *QP) nextReadRequest(now verbs.Instant, out *Out, w *SendWQE, fresh bool) Next {
 	r := &q.req
 	if len(r.reads) == 0 {
-		if fresh {
-			q.begin(1)
+		if q.attr.MaxQPRdAtomic == 0 {
+			if fresh {
+				q.begin(1)
+			}
+			q.failLocal(now, verbs.LocQPOpErr)
+			return NextNothing
 		}
-		q.failLocal(now, verbs.LocQPOpErr)
-		return NextNothing
+		r.reads = make([]uint64, q.attr.MaxQPRdAtomic)
 	}
 	if r.readN >= uint32(len(r.reads)) {
 		return NextNothing

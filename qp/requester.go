@@ -29,7 +29,8 @@ type requester struct {
 	inbound     uint32
 	readChunk   uint32
 
-	// reads is a ring of the ends of READ and atomic requests in flight, oldest at readHead.
+	// reads is a ring of the ends of READ and atomic requests in flight, oldest at readHead. It
+	// is made when the first of them leaves, for most connections have none.
 	reads    []uint64
 	readHead uint32
 	readN    uint32
@@ -73,12 +74,12 @@ func (q *QP) startRequester() {
 	q.req.idle()
 }
 
-// ringOf returns an array of n elements, the old one if it has room.
+// ringOf returns a ring of n elements in the old one if that has room, else nil.
 func ringOf(old []uint64, n int) []uint64 {
 	if cap(old) >= n {
 		return old[:n]
 	}
-	return make([]uint64, n)
+	return nil
 }
 
 // packets returns how many packets a message of length bytes takes: at least one.

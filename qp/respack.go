@@ -49,7 +49,10 @@ func (s *responder) nextSlot() uint32 {
 // one's answer, unless it was never sent; then the peer asks for more than was agreed.
 func (s *responder) hasResource() bool {
 	if len(s.res) == 0 {
-		return false
+		if s.depth == 0 {
+			return false
+		}
+		s.res = make([]resource, s.depth)
 	}
 	r := &s.res[s.nextSlot()]
 	return !r.due || r.answered
@@ -69,7 +72,8 @@ func (s *responder) newResource() *resource {
 
 // resize changes the number of resources and keeps the newest.
 func (s *responder) resize(depth int) {
-	if depth == len(s.res) {
+	s.depth = uint32(depth)
+	if depth == len(s.res) || len(s.res) == 0 {
 		return
 	}
 	old := *s

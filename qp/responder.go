@@ -33,9 +33,11 @@ type responder struct {
 	ahead uint64
 
 	// res remembers the last READs and atomics, so that they can be answered again:
-	// a ring, resN of them, the newest at resLast. resDue counts those with answers due;
+	// a ring of depth, resN of them, the newest at resLast. It is made when the first of them
+	// comes, for most connections have none. resDue counts those with answers due;
 	// answering is the oldest of these, nil when it must be looked for.
 	res       []resource
+	depth     uint32
 	resLast   uint32
 	resN      uint32
 	resDue    uint32
@@ -56,10 +58,12 @@ const (
 func (s *responder) start(first uint64, depth int) {
 	res := s.res
 	if cap(res) < depth {
-		res = make([]resource, depth)
+		res = nil
+	} else {
+		res = res[:depth]
+		clear(res)
 	}
-	*s = responder{epsn: first, res: res[:depth]}
-	clear(s.res)
+	*s = responder{epsn: first, res: res, depth: uint32(depth)}
 }
 
 // owes reports whether nextResponse has something to send.
