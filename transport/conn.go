@@ -350,7 +350,7 @@ func (r *ConnRequest) Accept(ctx context.Context, p ConnParam) (*QP, error) {
 	if err != nil {
 		return nil, err
 	}
-	q.link.private = r.private
+	q.link.brought(r.private)
 	err = r.port.do(func() error {
 		err := r.port.wire.Accept(d.now(), r.conn, q.wq, wp)
 		if err == nil {

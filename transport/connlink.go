@@ -5,21 +5,59 @@ import (
 	"sync"
 )
 
-// connLink is what goroutines wait for on a connection: that it is up, that it is down.
-// The channels close at most once each.
+// connLink is what goroutines wait for on a connection: that it is up, that it is down. Most
+// connections are waited for briefly and then never again, so that nothing is kept for it.
 type connLink struct {
-	up, down chan struct{}
-
-	mu      sync.Mutex
+	mu sync.Mutex
+	// change is closed when isUp or isDown changes; nil while nobody waits.
+	change chan struct{}
+	// private is what the peer sent along, without the zeros at its end: there were room bytes.
 	private []byte
+	room    uint8
 	isUp    bool
 	isDown  bool
 	err     error // why it went down; nil for an orderly end
 }
 
-func (l *connLink) init() {
-	l.up, l.down = make(chan struct{}), make(chan struct{})
+// changed wakes who waits. The caller holds mu.
+func (l *connLink) changed() {
+	if l.change != nil {
+		close(l.change)
+		l.change = nil
+	}
 }
+
+// wait blocks until done, called under mu, says true. A connection that is there wins over ctx.
+func (l *connLink) wait(ctx context.Context, done func() bool) error {
+	for {
+		l.mu.Lock()
+		if done() {
+			l.mu.Unlock()
+			return nil
+		}
+		if l.change == nil {
+			l.change = make(chan struct{})
+		}
+		change := l.change
+		l.mu.Unlock()
+		select {
+		case <-change:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// brought notes private data. The caller holds mu, or nobody else knows the link yet.
+func (l *connLink) brought(private []byte) {
+	n := len(private)
+	for n > 0 && private[n-1] == 0 {
+		n--
+	}
+	l.private, l.room = append([]byte(nil), private[:n]...), uint8(len(private))
+}
+
+const _ = uint8(MaxAcceptPrivateData) // room holds it
 
 // established marks the connection as up.
 func (l *connLink) established(private []byte) {
@@ -30,9 +68,9 @@ func (l *connLink) established(private []byte) {
 	}
 	l.isUp = true
 	if private != nil {
-		l.private = private
+		l.brought(private)
 	}
-	close(l.up)
+	l.changed()
 }
 
 // end marks the connection as down; only the first reason counts.
@@ -43,7 +81,7 @@ func (l *connLink) end(err error) {
 		return
 	}
 	l.isDown, l.err = true, err
-	close(l.down)
+	l.changed()
 }
 
 func (l *connLink) reason() error {
@@ -55,37 +93,26 @@ func (l *connLink) reason() error {
 func (l *connLink) privateData() []byte {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.private
+	if l.room == 0 {
+		return nil
+	}
+	return append(make([]byte, 0, l.room), l.private...)[:l.room]
 }
 
 func (l *connLink) waitUp(ctx context.Context) error {
-	select {
-	case <-l.up:
-		return nil
-	default:
+	up := false
+	if err := l.wait(ctx, func() bool { up = l.isUp; return up || l.isDown }); err != nil || up {
+		return err
 	}
-	select {
-	case <-l.up:
-		return nil
-	case <-l.down:
-		if err := l.reason(); err != nil {
-			return err
-		}
-		return ErrDisconnected
-	case <-ctx.Done():
-		return ctx.Err()
+	if err := l.reason(); err != nil {
+		return err
 	}
+	return ErrDisconnected
 }
 
 func (l *connLink) waitDown(ctx context.Context) error {
-	select {
-	case <-l.down:
-	default:
-		select {
-		case <-l.down:
-		case <-ctx.Done():
-			return ctx.Err()
-		}
+	if err := l.wait(ctx, func() bool { return l.isDown }); err != nil {
+		return err
 	}
 	if err := l.reason(); err != ErrClosed { //nolint:errorlint // our own sentinel, stored bare
 		return err

@@ -71,7 +71,6 @@ func (d *Device) newQP(pd *PD, cfg QPConfig) (*QP, error) {
 	}
 	p := d.pickPort()
 	q := &QP{dev: d, port: p, pd: pd, sendCQ: cfg.SendCQ, recvCQ: cfg.RecvCQ, srq: cfg.SRQ}
-	q.link.init()
 	cfg.SendCQ.users.Add(1)
 	cfg.RecvCQ.users.Add(1)
 	err := p.do(func() (err error) {
