@@ -11,7 +11,7 @@ import (
 
 func floorBench(b *testing.B, p Params) {
 	p.Iters = int64(b.N)
-	if p.Kind == Stream || p.Kind == TCPStream {
+	if p.Kind == Stream || p.Kind == Bulk {
 		b.SetBytes(int64(p.Size))
 		if p.Kind == Stream {
 			b.SetBytes(int64(p.payload()))
@@ -31,7 +31,7 @@ func floorBench(b *testing.B, p Params) {
 	case r.P50 > 0:
 		b.ReportMetric(float64(r.P50)/float64(time.Nanosecond), "p50-ns/rtt")
 		b.ReportMetric(float64(r.P99)/float64(time.Nanosecond), "p99-ns/rtt")
-	case p.Kind == Stream || p.Kind == TCPStream:
+	case p.Kind == Stream || p.Kind == Bulk:
 		b.ReportMetric(r.Gbps(), "Gb/s")
 	}
 	if r.Lost > 0 {
@@ -76,13 +76,13 @@ func BenchmarkTCPStream(b *testing.B) {
 		name string
 		size int
 	}{{"64K", 64 << 10}, {"256K", 256 << 10}, {"1M", 1 << 20}} {
-		b.Run(c.name, func(b *testing.B) { floorBench(b, Params{Kind: TCPStream, Size: c.size}) })
+		b.Run(c.name, func(b *testing.B) { floorBench(b, Params{Kind: Bulk, Size: c.size}) })
 	}
 }
 
 func BenchmarkTCPEcho(b *testing.B) {
-	b.Run("64/window=1", func(b *testing.B) { floorBench(b, Params{Kind: TCPEcho, Size: 64}) })
-	b.Run("64/window=64", func(b *testing.B) { floorBench(b, Params{Kind: TCPEcho, Size: 64, Window: 64}) })
+	b.Run("64/window=1", func(b *testing.B) { floorBench(b, Params{Kind: Echo, Size: 64}) })
+	b.Run("64/window=64", func(b *testing.B) { floorBench(b, Params{Kind: Echo, Size: 64, Window: 64}) })
 }
 
 func BenchmarkHandOver(b *testing.B) {

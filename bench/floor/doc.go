@@ -4,8 +4,8 @@
 //
 //	PingPong    UDP datagrams back and forth, spinning or sleeping
 //	Stream      UDP datagrams one way with checksums, copies and acknowledgements
-//	TCPStream   writes of one size into a TCP connection
-//	TCPEcho     framed small messages that a TCP server sends back
+//	Bulk        writes of one size into a TCP connection
+//	Echo        framed small messages that a TCP server sends back
 //	Ring, Chan  entries from one thread to another, in this process
 //
 // A floor is not a transport: it repairs no loss, knows no connections, and its window is a
@@ -15,7 +15,8 @@
 //
 // Run measures. The two ends are goroutines of this process, or processes of their own, each
 // held to its CPU, when [Params.Exec] says how to start one: a program that calls [End] with
-// the arguments that follow. That is how the product runs in the same comparison.
+// the arguments that follow. Programs for other transports keep to the same protocol by
+// [Transport.End] and are run by [Ends].
 //
 //	r, err := floor.Run(ctx, floor.Params{Kind: floor.PingPong, Size: 80, Duration: time.Second})
 //	fmt.Println(r.P50, r.P99)

@@ -41,9 +41,9 @@ var floors = []Params{
 	{Kind: Stream, Size: 80, Train: 32, Window: 64, Iters: 10000},
 	{Kind: Stream, Size: 80, Train: 32, Window: 64, Iters: 1000, NoOffload: true, Block: true},
 	{Kind: Stream, Size: 1040, Train: 60, Window: 600, Iters: 1000},
-	{Kind: TCPStream, Size: 64 << 10, Iters: 100},
-	{Kind: TCPEcho, Size: 64, Window: 64, Iters: 1000},
-	{Kind: TCPEcho, Size: 64, Iters: 200},
+	{Kind: Bulk, Size: 64 << 10, Iters: 100},
+	{Kind: Echo, Size: 64, Window: 64, Iters: 1000},
+	{Kind: Echo, Size: 64, Iters: 200},
 	{Kind: Ring, Train: 8, Iters: 100000},
 	{Kind: Chan, Iters: 100000},
 }
@@ -80,7 +80,7 @@ func check(t *testing.T, p Params) {
 	switch p.Kind {
 	case Stream:
 		payload = p.payload()
-	case TCPStream, TCPEcho:
+	case Bulk, Echo:
 		payload = p.Size
 	case Ring, Chan:
 		payload = 64
@@ -88,7 +88,7 @@ func check(t *testing.T, p Params) {
 	if want := r.Ops * uint64(payload); r.Bytes != want {
 		t.Errorf("got %d bytes of payload in %d operations, want %d", r.Bytes, r.Ops, want)
 	}
-	if latency := p.Kind == PingPong || p.Kind == TCPEcho && p.window() == 1; latency != (r.P50 > 0 && r.P50 <= r.P99) {
+	if latency := p.Kind == PingPong || p.Kind == Echo && p.window() == 1; latency != (r.P50 > 0 && r.P50 <= r.P99) {
 		t.Errorf("p50 %v and p99 %v, want them: %v", r.P50, r.P99, latency)
 	}
 }
@@ -148,7 +148,7 @@ func TestParamsCheck(t *testing.T) {
 		{"window below a train", func(p *Params) { p.Window = 14 }, "window is 14, want 15"},
 		{"acknowledged too seldom", func(p *Params) { p.AckEvery = 256 }, "acknowledgement every is 256, want 1 to 255"},
 		{"ping-pong of a goodbye", func(p *Params) { *p = Params{Kind: PingPong, Size: 1, Iters: 1} }, "size is 1, want 2"},
-		{"write of nothing", func(p *Params) { *p = Params{Kind: TCPStream, Iters: 1} }, "size is 0, want 1"},
+		{"write of nothing", func(p *Params) { *p = Params{Kind: Bulk, Iters: 1} }, "size is 0, want 1"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			p := ok

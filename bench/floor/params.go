@@ -11,12 +11,12 @@ type Kind string
 
 // The floors.
 const (
-	PingPong  Kind = "udp_pingpong"
-	Stream    Kind = "udp_stream"
-	TCPStream Kind = "tcp_stream"
-	TCPEcho   Kind = "tcp_echo"
-	Ring      Kind = "ring"
-	Chan      Kind = "chan"
+	PingPong Kind = "udp_pingpong"
+	Stream   Kind = "udp_stream"
+	Bulk     Kind = "bulk"
+	Echo     Kind = "echo"
+	Ring     Kind = "ring"
+	Chan     Kind = "chan"
 )
 
 // Frame is what a RoCEv2 packet adds to the payload of a UDP datagram: 12 bytes of base
@@ -28,7 +28,7 @@ const Frame = 12 + 4
 type Params struct {
 	Kind Kind
 	// Size is the length in bytes of a datagram with its frame (PingPong and Stream), of a
-	// write (TCPStream), or of a message without its length (TCPEcho).
+	// write (Bulk), or of a message without its length (Echo).
 	Size int
 	// Duration is how long to measure; 0 if Iters decides.
 	Duration time.Duration
@@ -104,8 +104,8 @@ func (p *Params) Check() error {
 		if !p.NoOffload {
 			most = maxBytes / p.train()
 		}
-	case TCPStream:
-	case TCPEcho:
+	case Bulk:
+	case Echo:
 		most = 1 << 20
 	case Ring, Chan:
 		least = 0

@@ -3,7 +3,6 @@ package floor
 import (
 	"context"
 	"net/netip"
-	"slices"
 	"time"
 )
 
@@ -24,10 +23,7 @@ func ping(ctx context.Context, p Params, to netip.AddrPort) (Result, error) {
 		}
 	}
 	out, in := make([]byte, p.Size), make([]byte, p.Size)
-	samples := make([]uint32, 0, min(maxSamples, max(p.Iters, int64(p.Duration/time.Microsecond))))
-	for i := range samples[:cap(samples)] {
-		samples[:cap(samples)][i] = 1 // touch the pages now
-	}
+	samples := newSamples(&p)
 	var begin, last time.Time
 	ops := uint64(0)
 	for i := 0; ; i++ {
@@ -43,9 +39,7 @@ func ping(ctx context.Context, p Params, to netip.AddrPort) (Result, error) {
 			continue
 		}
 		now := time.Now()
-		if len(samples) < cap(samples) {
-			samples = append(samples, uint32(min(now.Sub(last), time.Second)))
-		}
+		samples.Add(now.Sub(last))
 		last = now
 		ops++
 		if ops == uint64(p.Iters) || p.Iters == 0 && now.Sub(begin) >= p.Duration {
@@ -55,13 +49,9 @@ func ping(ctx context.Context, p Params, to netip.AddrPort) (Result, error) {
 	for range 3 {
 		_ = s.send(out[:goodbye])
 	}
-	slices.Sort(samples)
-	at := func(per, of int) time.Duration { return time.Duration(samples[len(samples)*per/of]) }
-	elapsed := last.Sub(begin)
-	return Result{
-		P50: at(1, 2), P99: at(99, 100), Mean: elapsed / time.Duration(ops),
-		Ops: ops, Elapsed: elapsed,
-	}, nil
+	r := Result{Ops: ops, Elapsed: last.Sub(begin)}
+	samples.Into(&r)
+	return r, nil
 }
 
 // pong sends every datagram back.

@@ -100,31 +100,61 @@ type hello struct{ Listens netip.AddrPort }
 // End is the main function of an end in a process of its own: args are those that followed
 // [Params.Exec]. It prints JSON to stdout: where it listens, or a [Result].
 func End(ctx context.Context, args []string, stdout io.Writer) error {
-	if len(args) != 1 {
-		return errors.New("floor: an end takes one argument, which Run makes")
+	o, err := parseOrder(args)
+	if err != nil {
+		return err
 	}
-	var o order
-	if err := json.Unmarshal([]byte(args[0]), &o); err != nil {
-		return fmt.Errorf("floor: an end's argument: %w", err)
-	}
-	o.Params.Exec = nil
 	if err := o.Params.Check(); err != nil {
 		return err
 	}
-	out := json.NewEncoder(stdout)
 	if o.Params.Kind == Ring || o.Params.Kind == Chan {
 		r, err := handOver(ctx, o.Params)
 		if err != nil {
 			return err
 		}
-		return out.Encode(r)
+		return json.NewEncoder(stdout).Encode(r)
 	}
+	return Transport{serve, drive}.follow(ctx, o, stdout)
+}
+
+// Transport is something that can be measured like a floor.
+type Transport struct {
+	// Serve listens at the address of the first place, tells ready where, and serves one
+	// other end.
+	Serve func(ctx context.Context, p Params, ready func(netip.AddrPort) error) error
+	// Drive begins, measures and ends.
+	Drive func(ctx context.Context, p Params, to netip.AddrPort) (Result, error)
+}
+
+// End is the main function of an end of this transport; see [End].
+func (t Transport) End(ctx context.Context, args []string, stdout io.Writer) error {
+	o, err := parseOrder(args)
+	if err != nil {
+		return err
+	}
+	return t.follow(ctx, o, stdout)
+}
+
+func (t Transport) follow(ctx context.Context, o order, stdout io.Writer) error {
+	out := json.NewEncoder(stdout)
 	if !o.To.IsValid() {
-		return serve(ctx, o.Params, func(at netip.AddrPort) error { return out.Encode(hello{at}) })
+		return t.Serve(ctx, o.Params, func(at netip.AddrPort) error { return out.Encode(hello{at}) })
 	}
-	r, err := drive(ctx, o.Params, o.To)
+	r, err := t.Drive(ctx, o.Params, o.To)
 	if err != nil {
 		return err
 	}
 	return out.Encode(r)
+}
+
+func parseOrder(args []string) (order, error) {
+	var o order
+	if len(args) != 1 {
+		return o, errors.New("floor: an end takes one argument, which Run makes")
+	}
+	if err := json.Unmarshal([]byte(args[0]), &o); err != nil {
+		return o, fmt.Errorf("floor: an end's argument: %w", err)
+	}
+	o.Params.Exec = nil
+	return o, nil
 }

@@ -9,7 +9,6 @@ import (
 	"io"
 	"net"
 	"net/netip"
-	"slices"
 	"time"
 )
 
@@ -30,10 +29,30 @@ func serveTCP(ctx context.Context, p Params, ready func(netip.AddrPort) error) e
 	}
 	defer c.Close()
 	defer context.AfterFunc(ctx, func() { _ = c.Close() })()
-	if p.Kind == TCPStream {
-		return ended(ctx, swallow(c, p.Size))
+	return ended(ctx, ServeDuplex(c, p))
+}
+
+// Duplex is a connection that carries bytes both ways.
+type Duplex interface {
+	io.ReadWriter
+	// CloseWrite makes the other end read [io.EOF] after what was written.
+	CloseWrite() error
+}
+
+// ServeDuplex is the end that serves Bulk or Echo on a connection, until its end.
+func ServeDuplex(c Duplex, p Params) error {
+	if p.Kind == Bulk {
+		return swallow(c, p.Size)
 	}
-	return ended(ctx, echo(c, p.Size))
+	return echo(c, p.Size)
+}
+
+// DriveDuplex is the end that drives and measures Bulk or Echo on a connection.
+func DriveDuplex(c Duplex, p Params) (Result, error) {
+	if p.Kind == Bulk {
+		return pour(c, &p)
+	}
+	return exchange(c, &p)
 }
 
 // ended replaces the error of a connection that was closed because the time is over.
@@ -45,7 +64,7 @@ func ended(ctx context.Context, err error) error {
 }
 
 // swallow reads to the end and says how much it was.
-func swallow(c *net.TCPConn, size int) error {
+func swallow(c Duplex, size int) error {
 	b := make([]byte, size)
 	total := uint64(0)
 	for {
@@ -66,7 +85,7 @@ func swallow(c *net.TCPConn, size int) error {
 const frameLen = 4
 
 // echo sends messages back, as many at a time as have come.
-func echo(c *net.TCPConn, size int) error {
+func echo(c Duplex, size int) error {
 	r, w := bufio.NewReaderSize(c, 1<<16), bufio.NewWriterSize(c, 1<<16)
 	b := make([]byte, frameLen+size)
 	for {
@@ -109,17 +128,12 @@ func driveTCP(ctx context.Context, p Params, to netip.AddrPort) (Result, error) 
 	c := conn.(*net.TCPConn)
 	defer c.Close()
 	defer context.AfterFunc(ctx, func() { _ = c.Close() })()
-	var r Result
-	if p.Kind == TCPStream {
-		r, err = pour(c, &p)
-	} else {
-		r, err = exchange(c, &p)
-	}
+	r, err := DriveDuplex(c, p)
 	return r, ended(ctx, err)
 }
 
 // pour writes until the time is over, then waits until all has been read.
-func pour(c *net.TCPConn, p *Params) (Result, error) {
+func pour(c Duplex, p *Params) (Result, error) {
 	b := make([]byte, p.Size)
 	for warm := 0; warm < 8<<20; warm += len(b) {
 		if _, err := c.Write(b); err != nil {
@@ -148,19 +162,19 @@ func pour(c *net.TCPConn, p *Params) (Result, error) {
 	}
 	elapsed := time.Since(begin)
 	if got := binary.BigEndian.Uint64(total[:]); got < ops*uint64(len(b)) {
-		return Result{}, fmt.Errorf("floor: TCP carried %d bytes of %d", got, ops*uint64(len(b)))
+		return Result{}, fmt.Errorf("floor: %d bytes arrived of %d", got, ops*uint64(len(b)))
 	}
 	return Result{Ops: ops, Elapsed: elapsed, Bytes: ops * uint64(len(b))}, nil
 }
 
 // exchange keeps a window of messages under way to the server and back.
-func exchange(c *net.TCPConn, p *Params) (Result, error) {
+func exchange(c Duplex, p *Params) (Result, error) {
 	r, w := bufio.NewReaderSize(c, 1<<16), bufio.NewWriterSize(c, 1<<16)
 	out, in := make([]byte, frameLen+p.Size), make([]byte, frameLen+p.Size)
 	binary.BigEndian.PutUint32(out, uint32(p.Size))
-	var samples []uint32
+	var samples Samples
 	if p.window() == 1 {
-		samples = make([]uint32, 0, min(maxSamples, max(p.Iters, int64(p.Duration/time.Microsecond))))
+		samples = newSamples(p)
 	}
 	var begin, last time.Time
 	sent, got, base := uint64(0), uint64(0), uint64(0)
@@ -188,8 +202,8 @@ func exchange(c *net.TCPConn, p *Params) (Result, error) {
 			}
 			continue
 		}
-		if len(samples) < cap(samples) {
-			samples = append(samples, uint32(min(now.Sub(last), time.Second)))
+		if p.window() == 1 {
+			samples.Add(now.Sub(last))
 		}
 		last = now
 		if p.Iters > 0 && got-base >= uint64(p.Iters) || p.Iters <= 0 && now.Sub(begin) >= p.Duration {
@@ -198,15 +212,6 @@ func exchange(c *net.TCPConn, p *Params) (Result, error) {
 	}
 	ops := got - base
 	res := Result{Ops: ops, Elapsed: last.Sub(begin), Bytes: ops * uint64(p.Size)}
-	if n := len(samples); n > 0 {
-		slices.Sort(samples)
-		res.P50, res.P99, res.Mean = time.Duration(samples[n/2]), time.Duration(samples[n*99/100]), res.Each()
-	}
+	samples.Into(&res)
 	return res, nil
 }
-
-// maxSamples is how many round trips are remembered one by one.
-const maxSamples = 4 << 20
-
-// warmUp is how many round trips are not counted.
-const warmUp = 1000
