@@ -64,6 +64,7 @@ func (t *transmitter) deadline() verbs.Instant {
 // transmit lets the queue pairs that have something to do send, in turns, and sends what
 // the connection manager has to say.
 func (w *Wire) transmit(now verbs.Instant) (work int) {
+	w.owing, w.unsent = false, 0
 	t := &w.tx
 	if !t.flush(now) {
 		return 0
@@ -95,8 +96,13 @@ func (w *Wire) transmit(now verbs.Instant) (work int) {
 func (w *Wire) serve(now verbs.Instant, q *QP) (work int) {
 	again := q.q.Service(now)
 	w.touch(q)
+	bytes := 0
 packets:
 	for range packetsEach {
+		if bytes >= bytesEach {
+			again = true
+			break
+		}
 		if !w.tx.hasRoom() && !w.tx.flush(now) {
 			again = true
 			break
@@ -104,6 +110,7 @@ packets:
 		switch q.q.NextPacket(now, &w.out) {
 		case qp.NextPacket:
 			w.tx.packet(now, q, &w.out)
+			bytes += w.out.Len
 			work++
 			if work == packetsEach {
 				again = true

@@ -16,7 +16,8 @@ import (
 // Bounds of one step: so much is done before the owner is asked whether to go on.
 const (
 	recvBatch   = 64  // received buffers, each at most one GRO train
-	packetsEach = 64  // packets from one queue pair before the next has its turn
+	packetsEach = 128 // packets from one queue pair before the next has its turn: a train
+	bytesEach   = 256 << 10
 	turns       = 256 // queue pair turns
 )
 
@@ -110,6 +111,7 @@ type Wire struct {
 	mad    cm.Out
 	full   bool // the last receive filled its batch
 	owing  bool // the last step left its answers to the next one
+	unsent int  // datagrams received since anything was last sent
 	failed error
 }
 
@@ -168,18 +170,20 @@ func (w *Wire) QPs() int { return w.qps.live }
 // deadlines pass, receives, answers, sends, and makes events and completions visible. It returns how much it did; 0 means that nothing is left until a datagram, a
 // Ring or NextDeadline.
 //
-// A step that makes received messages visible ends there, and leaves the answers to the next
-// one or to Transmit: an acknowledgement is not on the path to the message's reader, and
-// leaves together with what the reader posts.
+// A step that makes received messages visible ends there, and leaves the answers to a later
+// one or to Transmit: an acknowledgement is not on the path to the message's reader. It
+// leaves together with what the reader posts, or when the link has nothing more to receive,
+// or after answerAfter datagrams: so a stream is acknowledged once for many trains.
 func (w *Wire) Step(now verbs.Instant) (work int) {
 	w.Counters.Steps.Add(1)
-	work += w.takeReady()
-	work += w.expire(now)
-	if w.owing {
-		w.owing = false
+	posted := w.takeReady()
+	work += posted + w.expire(now)
+	if w.owing && (posted > 0 || w.unsent >= answerAfter) {
 		work += w.transmit(now)
 	}
-	work += w.receive(now)
+	n := w.receive(now)
+	w.unsent += n
+	work += n
 	if w.deliver(now) && w.run.n > 0 {
 		w.owing = true
 		return work
@@ -189,12 +193,14 @@ func (w *Wire) Step(now verbs.Instant) (work int) {
 	return work
 }
 
+// answerAfter is how many datagrams may be received while answers wait.
+const answerAfter = 128
+
 // answerFirst sends what the last step left to the next one, before a queue pair that may owe
 // it is ended: who has read the last message may hang up at once, and the peer is still to
 // learn that the message arrived.
 func (w *Wire) answerFirst(now verbs.Instant) {
 	if w.owing {
-		w.owing = false
 		w.transmit(now)
 	}
 }
@@ -202,7 +208,6 @@ func (w *Wire) answerFirst(now verbs.Instant) {
 // Transmit is the sending half of a step, for a poster that borrows the wire: it takes what
 // posters left and sends it, and receives nothing.
 func (w *Wire) Transmit(now verbs.Instant) (work int) {
-	w.owing = false
 	work = w.takeReady() + w.transmit(now)
 	w.deliver(now)
 	return work
