@@ -34,6 +34,7 @@ func FuzzHandlePacket(f *testing.F) {
 	for op := range byte(0x20) {
 		f.Add([]byte{3, 1, 4, 1, 2, 0, op, 0, 0, 64, 3, 9, 0, op, 0, 1, 0, 0, 9})
 		f.Add([]byte{op % 7, 0, op, 0, 0, 64, 3, 9})
+		f.Add([]byte{0x83, 0, 2, 200, 0, op, 0, 0, 64, 3, 9, 0, op, 0, 0, 64, 3, 9, 2, 9, 11, 1, 0, 0, op, 8, 0, 64, 3, 9})
 	}
 	f.Fuzz(func(t *testing.T, in []byte) {
 		if len(in) > 2000 {
@@ -43,21 +44,26 @@ func FuzzHandlePacket(f *testing.F) {
 		for len(x.in.b) > 0 {
 			x.step()
 		}
-		// Whatever happened, ERR flushes everything and RESET leaves nothing behind.
-		if x.q.State() != verbs.QPReset {
-			_ = x.q.Modify(x.p.now, &verbs.QPAttr{Mask: verbs.AttrState, State: verbs.QPErr})
-			x.pump()
-			if x.q.sq.InUse() != 0 || x.q.rq.InUse() != 0 {
-				t.Fatalf("%d sends and %d receives left in ERR", x.q.sq.InUse(), x.q.rq.InUse())
-			}
-		}
-		x.p.state(x.n, verbs.QPReset)
-		x.pump()
-		if x.n.win.used != 0 || x.n.win.inbound != 0 {
-			t.Fatal("the window is not empty after RESET")
-		}
-		x.guards()
+		x.finish()
 	})
+}
+
+// finish: whatever happened, ERR flushes everything and RESET leaves nothing behind.
+func (x *fuzzer) finish() {
+	x.t.Helper()
+	if x.q.State() != verbs.QPReset {
+		x.p.state(x.n, verbs.QPErr)
+		x.pump()
+		if x.q.sq.InUse() != 0 || x.q.rq.InUse() != 0 {
+			x.t.Fatalf("%d sends and %d receives left in ERR", x.q.sq.InUse(), x.q.rq.InUse())
+		}
+	}
+	x.p.state(x.n, verbs.QPReset)
+	x.pump()
+	if x.n.win.used != 0 || x.n.win.inbound != 0 {
+		x.t.Fatal("the window is not empty after RESET")
+	}
+	x.guards()
 }
 
 type fuzzer struct {
@@ -70,40 +76,48 @@ type fuzzer struct {
 	guarded []byte // what surrounds the remote region
 }
 
+// newFuzzer makes a reliable queue pair in the state that the input asks for.
 func newFuzzer(t testing.TB, in *fuzzBytes) *fuzzer {
-	state := verbs.QPState(in.byte() % verbs.QPStates)
-	cfg := in.byte()
-	o := options{
-		mtu: verbs.MTU256, retry: 1, rnrRetry: cfg & 7, rdAtomic: cfg >> 3 & 3, noRdAtomic: true, cq: 32,
-		memSize: 8192, psnA: 0xfffffe, psnB: 0xfffffd, timeout: 10,
-		cap: verbs.QPCap{MaxSendWR: 8, MaxRecvWR: 4}, noAccess: cfg>>5 == 1,
+	first, cfg := in.byte(), in.byte()
+	x := &fuzzer{t: t, in: in}
+	x.begin(first, options{
+		retry: 1, rnrRetry: cfg & 7, rdAtomic: cfg >> 3 & 3, noRdAtomic: true, timeout: 10, noAccess: cfg>>5 == 1,
 		window: WindowConfig{PSNs: 1 + int(cfg>>4), Initial: 4000, Max: 8000, Reads: 3000},
+	}, cfg&1 != 0)
+	return x
+}
+
+// begin makes the queue pair. The low bits of first are its state, the highest one gives it an
+// SRQ; with arm it is armed in RTR. The remote region lies in the middle of a guarded piece
+// of memory.
+func (x *fuzzer) begin(first byte, o options, arm bool) {
+	state := verbs.QPState(first & 0x7f % verbs.QPStates)
+	o.mtu, o.cq, o.memSize, o.psnA, o.psnB = verbs.MTU256, 32, 8192, 0xfffffe, 0xfffffd
+	o.cap = verbs.QPCap{MaxSendWR: 8, MaxRecvWR: 4}
+	if first&0x80 != 0 {
+		o.srqA = testSRQ(x.t, 4)
 	}
 	o.stateA = verbs.QPRTS
 	if state == verbs.QPInit || state == verbs.QPRTR {
 		o.stateA = state
 	}
-	p := newPair(t, o)
-	x := &fuzzer{t: t, in: in, p: p, n: p.a, q: p.a.q}
-	// The remote region lies in the middle of a guarded piece of memory.
+	x.p = newPair(x.t, o)
+	x.n, x.q = x.p.a, x.p.a.q
 	whole := bytes.Repeat([]byte{0xa5}, 8192+2*512)
-	p.a.remote.buf = whole[512 : 512+8192 : 512+8192]
+	x.n.remote.buf = whole[512 : 512+8192 : 512+8192]
 	x.guarded = whole
-	for i := range p.a.send.buf {
-		p.a.send.buf[i] = byte(i)
+	for i := range x.n.send.buf {
+		x.n.send.buf[i] = byte(i)
 	}
-	x.before = bytes.Clone(p.a.send.buf)
-	switch state {
-	case verbs.QPReset, verbs.QPErr, verbs.QPSQD:
-		p.state(p.a, state)
-	case verbs.QPRTR:
-		if cfg&1 != 0 {
-			if err := p.a.q.ArmRTS(p.rtsAttr(p.a)); err != nil {
-				t.Fatal(err)
-			}
+	x.before = bytes.Clone(x.n.send.buf)
+	switch {
+	case state == verbs.QPReset, state == verbs.QPErr, state == verbs.QPSQD:
+		x.p.state(x.n, state)
+	case state == verbs.QPRTR && arm:
+		if err := x.q.ArmRTS(x.p.forType(x.n, x.p.rtsAttr(x.n))); err != nil {
+			x.t.Fatal(err)
 		}
 	}
-	return x
 }
 
 func (x *fuzzer) guards() {
@@ -131,11 +145,7 @@ func (x *fuzzer) step() {
 	case 1, 8:
 		x.post()
 	case 2:
-		wr := verbs.RecvWR{WRID: uint64(c), SGList: []verbs.SGE{{Addr: recvBase, Length: uint32(in.byte()) * 8, LKey: recvKey}}}
-		if c&0x80 != 0 {
-			wr.SGList[0].LKey++
-		}
-		_, _, _ = x.q.PostRecv([]verbs.RecvWR{wr})
+		x.recv(c, uint64(c), uint32(in.byte())*8)
 	case 9, 10:
 		x.pump()
 	case 11:
@@ -155,10 +165,27 @@ func (x *fuzzer) step() {
 			x.n.remote.dead = true
 		}
 	}
+	x.holds()
+}
+
+// holds looks at what must be so after each step.
+func (x *fuzzer) holds() {
+	x.t.Helper()
 	if err := x.q.check(); err != nil {
 		x.t.Fatal(err)
 	}
 	x.guards()
+}
+
+// recv posts a receive of n bytes, where receives are taken from; its key is wrong when the
+// highest bit of c is set.
+func (x *fuzzer) recv(c byte, id uint64, n uint32) {
+	wrs := []verbs.RecvWR{{WRID: id, SGList: []verbs.SGE{{Addr: recvBase, Length: n, LKey: recvKey + uint32(c>>7)}}}}
+	if s := x.q.SRQ(); s != nil {
+		_, _ = s.Post(wrs)
+		return
+	}
+	_, _, _ = x.q.PostRecv(wrs)
 }
 
 func (x *fuzzer) modify(c byte) {
@@ -186,17 +213,9 @@ func (x *fuzzer) post() {
 		size = 8
 	}
 	wr := sendWR(op, uint64(c), 0, size)
-	if op == verbs.LocalInv || op == verbs.BindMW {
-		wr.SGList = nil
-	}
-	if c&0x10 != 0 {
-		wr.Flags ^= verbs.Signaled
-	}
+	tweak(&wr, c)
 	if c&0x20 != 0 {
 		wr.Flags |= verbs.Fence
-	}
-	if c&0xc0 == 0xc0 && len(wr.SGList) > 0 {
-		wr.SGList[0].LKey++
 	}
 	_, _, _ = x.q.PostSend([]verbs.SendWR{wr})
 }
@@ -222,17 +241,7 @@ func (x *fuzzer) packet() {
 	}
 	flags := in.byte()
 	p.AckReq, p.Solicited = flags&1 != 0, flags&2 != 0
-	p.RETH = roce.RETH{VA: remoteBase + uint64(flags>>2)*160, RKey: remoteKey, DMALen: uint32(size)}
-	switch {
-	case flags&0x80 != 0:
-		p.RETH.DMALen = uint32(in.u16())
-	case flags&0x40 != 0:
-		p.RETH.DMALen = uint32(in.u16())<<16 | uint32(in.u16())
-		p.RETH.VA = uint64(in.u16()) << 48
-	}
-	if flags&0x30 == 0x30 {
-		p.RETH.RKey = sendKey + uint32(in.byte()&3)<<8
-	}
+	p.RETH = x.reth(flags, size)
 	p.Atomic = roce.AtomicETH{VA: p.RETH.VA, RKey: p.RETH.RKey, SwapAdd: uint64(size), Compare: uint64(flags)}
 	p.AETH = roce.AETH{Syndrome: in.byte(), MSN: uint32(near)}
 	p.InvRKey = windowKey
@@ -244,4 +253,33 @@ func (x *fuzzer) packet() {
 		p.Pad = 3
 	}
 	x.q.HandlePacket(x.p.now, &p)
+}
+
+// reth makes a RETH, most of them good.
+func (x *fuzzer) reth(flags byte, size int) roce.RETH {
+	h := roce.RETH{VA: remoteBase + uint64(flags>>2)*160, RKey: remoteKey, DMALen: uint32(size)}
+	switch {
+	case flags&0x80 != 0:
+		h.DMALen = uint32(x.in.u16())
+	case flags&0x40 != 0:
+		h.DMALen = uint32(x.in.u16())<<16 | uint32(x.in.u16())
+		h.VA = uint64(x.in.u16()) << 48
+	}
+	if flags&0x30 == 0x30 {
+		h.RKey = sendKey + uint32(x.in.byte()&3)<<8
+	}
+	return h
+}
+
+// tweak changes a send request as the bits of c say.
+func tweak(wr *verbs.SendWR, c byte) {
+	if wr.Opcode == verbs.LocalInv || wr.Opcode == verbs.BindMW {
+		wr.SGList = nil
+	}
+	if c&0x10 != 0 {
+		wr.Flags ^= verbs.Signaled
+	}
+	if c&0xc0 == 0xc0 && len(wr.SGList) > 0 {
+		wr.SGList[0].LKey++
+	}
 }

@@ -183,7 +183,7 @@ type options struct {
 	ownPDForRemote   bool
 	separateRecvCQ   int
 	startAtZeroClock bool
-	srq              *SRQ // B's
+	srq, srqA        *SRQ // B's and A's
 }
 
 func (o options) withDefaults() options {
@@ -256,7 +256,7 @@ func (p *pair) newNode(name string, num verbs.QPN) *node {
 	cfg := Config{
 		Num: num, Type: p.o.typ, MTU: p.o.mtu, SQSigAll: p.o.sigAll, PD: testPD, SendCQ: n.cq, RecvCQ: recvCQ,
 	}
-	if name == "b" {
+	if cfg.SRQ = p.o.srqA; name == "b" {
 		cfg.SRQ = p.o.srq
 	}
 	n.q = newAt(cfg, c, &n.env, p.o.posBase)
