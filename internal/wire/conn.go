@@ -498,3 +498,19 @@ func (w *Wire) sayFailed(now verbs.Instant, q *QP) {
 
 // Conn returns the connection that the queue pair serves, nil for none. Owner only.
 func (q *QP) Conn() *Conn { return q.conn }
+
+// Held is what a wire holds on to.
+type Held struct {
+	// Conns are the connections that the wire knows, CMConns those that the connection manager
+	// does, timewait included, HalfOpen a listener's between REQ and RTU.
+	Conns, CMConns, HalfOpen int
+	// QPs are queue pairs, Peers the addresses that have a window.
+	QPs, Peers int
+}
+
+// Held returns what there is at the moment, for who looks for leaks. Owner only.
+func (w *Wire) Held(service roce.SID) Held {
+	return Held{
+		Conns: len(w.conns), CMConns: w.cm.Len(), HalfOpen: w.cm.HalfOpen(service), QPs: w.qps.live, Peers: len(w.peers),
+	}
+}

@@ -1,0 +1,5 @@
+//go:build soak
+
+package netsim
+
+const soak = true
