@@ -88,7 +88,7 @@ type Options struct {
 // Judge compares two sides by rules; base may be nil, and then only the rules' limits are
 // judged. It changes neither set.
 func Judge(base, head *Set, rules *Rules, o Options) *Report {
-	j := &judge{rules: rules, base: base, head: head, r: &Report{Alpha: rules.Alpha, Threshold: rules.Threshold}}
+	j := &judge{rules: rules, base: base, head: head, effects: map[int]float64{}, r: &Report{Alpha: rules.Alpha, Threshold: rules.Threshold}}
 	r := j.r
 	r.Head, r.HeadRuns = head.Name, head.runs()
 	if base != nil {
@@ -115,7 +115,8 @@ type judge struct {
 	base, head *Set
 	r          *Report
 	pending    []pending
-	unknown    []string // units whose better direction nobody knows
+	unknown    []string        // units whose better direction nobody knows
+	effects    map[int]float64 // for detectable
 }
 
 // pending is a finding that waits for the correction of its p-value.
@@ -361,7 +362,7 @@ func (j *judge) exact(f Finding, m MetricRule, b, h *Bench) {
 		for i := range d {
 			d[i] = head[i] - base[i]
 		}
-		p.e = estimate{n: len(d), p: signedRank(d), shift: mean(d)}
+		p.e = estimate{pairs: true, n: len(d), p: signedRank(d), shift: mean(d)}
 	} else {
 		p.e = compareSides(base, head)
 		p.e.shift = mean(head) - mean(base)
@@ -467,7 +468,7 @@ func (j *judge) verdict(p *pending, alpha float64) Finding {
 		f.Ratio, f.Lo, f.Hi = f.Ratio*f.Base, f.Lo*f.Base, f.Hi*f.Base
 		f.Base = 0
 	}
-	seen := p.e.detectable(alpha, p.e.n-p.e.aside)
+	seen := p.e.detectable(alpha, p.e.n-p.e.aside, j.effects)
 	if p.e.sd > 0 || math.IsInf(seen, 1) {
 		f.Detectable = math.Expm1(seen)
 	}
@@ -501,11 +502,11 @@ func (j *judge) tooFew(p *pending, alpha float64) string {
 	if p.e.n < 2 || p.e.sd == 0 {
 		return note + "too few to see anything"
 	}
-	could := p.e.detectable(alpha, p.e.n-p.e.aside)
+	could := p.e.detectable(alpha, p.e.n-p.e.aside, j.effects)
 	if !math.IsInf(could, 1) {
 		return note + "could have seen " + percent(math.Expm1(could))
 	}
-	will := p.e.detectable(alpha, j.rules.Count)
+	will := p.e.detectable(alpha, j.rules.Count, j.effects)
 	return note + fmt.Sprintf("too few to see anything; %d could have seen %s", j.rules.Count, percent(math.Expm1(will)))
 }
 

@@ -5,6 +5,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"runtime"
+	"runtime/debug"
 	"sync"
 	"testing"
 )
@@ -103,6 +104,7 @@ func trials(seed uint64, n int, turns bool, count int, factor float64, m machine
 	workers := runtime.GOMAXPROCS(0)
 	parts := make([]outcome, workers)
 	rules := DefaultRules()
+	defer debug.SetGCPercent(debug.SetGCPercent(1000)) // a few megabytes live, and much garbage
 	var wg sync.WaitGroup
 	for w := range workers {
 		parts[w] = outcome{}
@@ -134,25 +136,27 @@ func TestProofNoFalseAlarm(t *testing.T) {
 		turns bool
 		m     machine
 		n     int
-		green bool // most of the time
+		green bool // at least four times of five
 	}{
 		{"by turns, noise of 25 %", true, machine{noise: quarter}, proofTrials, true},
 		{"by turns, noise and two speeds", true, machine{noise: quarter, dwell: 40}, proofTrials, true},
-		{"by turns, each run at its own speed", true, machine{noise: quarter, dwell: 1}, proofTrials / 4, false},
+		{"by turns, each run at its own speed", true, machine{noise: quarter, dwell: 1}, proofTrials / 10, false},
 		{"files, noise of 25 %", false, machine{noise: quarter}, proofTrials, true},
 		{"files, noise and two speeds", false, machine{noise: quarter, dwell: 40}, proofTrials, false},
-		{"files, each run at its own speed", false, machine{noise: quarter, dwell: 1}, proofTrials / 4, false},
+		{"files, each run at its own speed", false, machine{noise: quarter, dwell: 1}, proofTrials / 10, false},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			if testing.Short() {
+			limit := tc.n / 100
+			if testing.Short() { // enough to see that nothing is broken, but no proof
 				tc.n /= 10
+				limit = tc.n / 25
 			}
 			got := trials(proofSeed, tc.n, tc.turns, DefaultCount, 1, tc.m)
 			t.Logf("of %d: %v", tc.n, got)
-			if got[Regression]*100 >= tc.n {
+			if got[Regression] >= limit {
 				t.Errorf("red in %d of %d runs with the same code", got[Regression], tc.n)
 			}
-			if tc.green && got[Pass]*10 < tc.n*9 {
+			if tc.green && got[Pass]*5 < tc.n*4 {
 				t.Errorf("green in %d of %d runs only", got[Pass], tc.n)
 			}
 		})
@@ -178,6 +182,9 @@ func TestProofFindsSlower(t *testing.T) {
 		{"files", false, machine{noise: moderate}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
+			if !tc.turns {
+				n = min(n, 200)
+			}
 			got := trials(proofSeed, n, tc.turns, DefaultCount, 1.15, tc.m)
 			t.Logf("of %d: %v", n, got)
 			if got[Regression]*10 <= n*9 {

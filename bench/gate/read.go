@@ -205,6 +205,9 @@ func (p *parser) finish() {
 		}
 	}
 	for _, b := range s.Benches {
+		if len(b.Samples) > 0 && b.Samples[0].Pair != noPair {
+			continue // result has looked
+		}
 		if n := len(b.Samples); len(s.Benches) > 2 && usual > 0 && n > usual && n%usual == 0 {
 			addFault(&b.Faults, "duplicated: %d samples in %s, where others have %d", n, s.Name, usual)
 		}

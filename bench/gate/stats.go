@@ -8,6 +8,7 @@ import (
 // estimate is what the samples of two sides say about one number: the logarithm of the ratio
 // of head to base.
 type estimate struct {
+	pairs  bool    // whether there are pairs, or two sides without
 	n      int     // pairs, or the smaller side's samples
 	aside  int     // of them, pairs set aside because the machine changed its speed between them
 	shift  float64 // Hodges and Lehmann's estimate: robust, and the one that the tests belong to
@@ -21,17 +22,33 @@ type estimate struct {
 // power is the probability with which an effect of the size that detectable names is found.
 const power = 0.9
 
-// detectable is the smallest change (the logarithm of its ratio) that would have been found
-// with probability 0.9 at level alpha: +Inf if no change could have been, because even the
-// smallest p that so few samples can reach is above alpha. n is the number of differences
-// that would be measured; for n itself pass e.n - e.aside.
-func (e estimate) detectable(alpha float64, n int) float64 {
-	if n < 2 || e.minP > alpha && n <= e.n-e.aside {
+// detectable is the smallest change (the logarithm of its ratio) that n differences, or n
+// samples on either side, would find with probability 0.9 at level alpha, if they spread like
+// those at hand: +Inf if they could find none, because even the smallest p that so few can
+// reach is above alpha. known keeps what takes long to compute, for the same alpha.
+func (e estimate) detectable(alpha float64, n int, known map[int]float64) float64 {
+	if n < 2 {
 		return math.Inf(1)
 	}
-	// The t test's formula; a rank test needs 1/0.955 times its samples (Hodges and Lehmann, 1956).
-	z := normalQuantile(1-alpha/2) + normalQuantile(power)
-	return z * e.sd / math.Sqrt(0.955*float64(n))
+	if e.pairs {
+		effect, ok := known[n]
+		if !ok {
+			effect = signedRankEffect(n, alpha)
+			known[n] = effect
+		}
+		if math.IsInf(effect, 1) {
+			return effect
+		}
+		return e.sd * effect
+	}
+	if e.minP > alpha && n <= e.n {
+		return math.Inf(1)
+	}
+	// The t test's formula, with its quantile by the first term of its expansion; a rank test
+	// needs 1/0.955 times the samples (Hodges and Lehmann, 1956).
+	z := normalQuantile(1 - alpha/2)
+	t := z + (z*z*z+z)/(4*float64(2*n-2))
+	return (t + normalQuantile(power)) * e.sd / math.Sqrt(0.955*float64(n))
 }
 
 // normalQuantile is the inverse of the normal distribution function.
