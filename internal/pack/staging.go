@@ -21,7 +21,11 @@ func (s *Staging) Get(n int) *Buffer {
 
 // Put takes a buffer back; nil is allowed. Who puts must not touch it afterwards.
 func (s *Staging) Put(b *Buffer) {
-	if b != nil {
-		s.pool.Put(b)
+	if b == nil {
+		return
 	}
+	// The pool learns from lengths what sizes to keep, and drops what is larger. A packed
+	// block is short in a buffer that had to be long.
+	b.B = b.B[:cap(b.B)]
+	s.pool.Put(b)
 }

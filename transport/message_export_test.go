@@ -1,0 +1,12 @@
+package transport
+
+// Arrived returns how many messages have arrived since the connection began.
+func Arrived(c *Conn) int {
+	c.dev.drive()
+	c.recvMu.Lock()
+	defer c.recvMu.Unlock()
+	if !c.cq.empty() {
+		c.take()
+	}
+	return int(c.arrived)
+}
