@@ -33,20 +33,27 @@ type deviceFlags struct {
 	port    uint16
 }
 
+// register adds the flags of perftest's kind of commands.
 func (d *deviceFlags) register(cmd *cobra.Command) {
+	d.registerDevice(cmd)
 	f := cmd.Flags()
 	d.wait, d.port = "adaptive", 18515
-	f.StringVar(&d.bind, "bind", "", "our `ADDR[:UDPPORT]`; default all addresses, UDP port 4791")
 	f.VarP(whole[uint16]{&d.port, 1, 65535}, "port", "p", "service port, which rdma_cm calls a port too")
 	f.Var(choice{&d.wait, []string{"poll", "adaptive", "block"}}, "wait", "how to wait: poll without end, poll for 50 us and then sleep, or sleep")
 	f.BoolVarP(&d.events, "events", "e", false, "sleep on completion events: --wait block")
+	f.BoolP("CPU-freq", "F", false, "accepted for perftest's sake")
+	f.BoolP("rdma_cm", "R", false, "accepted for perftest's sake: connections are always made by rdma_cm's protocol")
+}
+
+// registerDevice adds the flags of the device alone.
+func (d *deviceFlags) registerDevice(cmd *cobra.Command) {
+	f := cmd.Flags()
+	f.StringVar(&d.bind, "bind", "", "our `ADDR[:UDPPORT]`; default all addresses, UDP port 4791")
 	f.BoolVar(&d.noGSO, "no-gso", false, "send datagrams one by one, without segmentation offload")
 	f.BoolVar(&d.noGRO, "no-gro", false, "receive datagrams one by one, without receive offload")
 	f.Var(whole[int]{&d.rcvbuf, 0, 1 << 30}, "rcvbuf", "socket receive buffer in bytes; 0 asks for 4 MiB")
 	f.Var(whole[int]{&d.sndbuf, 0, 1 << 30}, "sndbuf", "socket send buffer in bytes; 0 asks for 4 MiB")
 	f.StringVar(&d.capture, "capture", "", "write all packets of this device to `FILE.pcap`; slows it down")
-	f.BoolP("CPU-freq", "F", false, "accepted for perftest's sake")
-	f.BoolP("rdma_cm", "R", false, "accepted for perftest's sake: connections are always made by rdma_cm's protocol")
 }
 
 // options returns what the flags say about waiting.

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/doorbell-rdma/doorbell/bench"
+	"github.com/doorbell-rdma/doorbell/verbs"
 )
 
 // fixed is a number with six digits behind the point, as many as perftest's finest. Results
@@ -33,6 +34,8 @@ type testInfo struct {
 	Transport    string `json:"Transport_type"`
 	Connection   string `json:"Connection_type"`
 	SRQ          string `json:"Using_SRQ"`
+	Atomic       string `json:"Atomic_type,omitempty"`
+	Outs         int    `json:"Outstand_reads,omitempty"`
 	TxDepth      int    `json:"TX_depth"`
 	PostList     int    `json:"Post_List"`
 	RxDepth      int    `json:"RX_depth"`
@@ -54,6 +57,8 @@ type bwResult struct {
 	Average fixed  `json:"BW_average"`
 	Rate    fixed  `json:"MsgRate"`
 	Elapsed fixed  `json:"elapsed_sec"`
+	// Lost is there when messages can be.
+	Lost *uint64 `json:"n_lost,omitempty"`
 }
 
 type latResult struct {
@@ -67,6 +72,8 @@ type latResult struct {
 	P99     fixed  `json:"percentile_99"`
 	P999    fixed  `json:"percentile_99.9"`
 	Elapsed fixed  `json:"elapsed_sec"`
+	// Lost is there when messages can be.
+	Lost *uint64 `json:"n_lost,omitempty"`
 }
 
 // writeJSON writes the document of a session.
@@ -74,8 +81,8 @@ func writeJSON(w io.Writer, s *bench.Session, results []bench.Result, u unit, in
 	p := s.Params()
 	doc := report{Interrupted: interrupted, Info: testInfo{
 		Test: strings.ReplaceAll(title(p), " ", "_"), Device: s.LocalAddr().String(), Remote: s.RemoteAddr().String(),
-		QPs: p.QPs, Transport: "RoCEv2 over UDP", Connection: "RC", SRQ: "OFF", TxDepth: p.TxDepth, PostList: p.PostList,
-		RxDepth: p.RxDepth, CQModeration: p.CQMod, LinkType: "Ethernet", Inline: p.Inline, CM: "ON", Exchange: "rdma_cm",
+		QPs: p.QPs, Transport: "RoCEv2 over UDP", Connection: p.Type.String(), SRQ: onOff(p.SRQ), Atomic: atomicType(p), Outs: p.Outs, TxDepth: p.TxDepth, PostList: p.PostList,
+		RxDepth: p.RxDepth, CQModeration: p.CQMod, LinkType: "Ethernet", Inline: p.Inline, CM: onOff(p.Type != verbs.UD), Exchange: "rdma_cm",
 	}}
 	if conns, err := s.Conns(); err == nil && len(conns) > 0 {
 		doc.Info.MTU = conns[0].MTU.Bytes()
@@ -87,7 +94,7 @@ func writeJSON(w io.Writer, s *bench.Session, results []bench.Result, u unit, in
 	}
 	var list []any
 	for _, r := range results {
-		list = append(list, jsonResult(r, u))
+		list = append(list, jsonResult(&p, r, u))
 	}
 	switch {
 	case p.All:
@@ -100,18 +107,22 @@ func writeJSON(w io.Writer, s *bench.Session, results []bench.Result, u unit, in
 	return enc.Encode(doc)
 }
 
-func jsonResult(r bench.Result, u unit) any {
+func jsonResult(p *bench.Params, r bench.Result, u unit) any {
+	var lost *uint64
+	if p.Type != verbs.RC {
+		lost = &r.Lost
+	}
 	elapsed := fixed(r.Elapsed.Seconds())
 	if !r.Test.Latency() {
 		return bwResult{
 			Size: r.Size, Iters: r.Iters, Peak: fixed(r.Peak / u.bytes), Average: fixed(r.Average / u.bytes),
-			Rate: fixed(r.Rate / 1e6), Elapsed: elapsed,
+			Rate: fixed(r.Rate / 1e6), Elapsed: elapsed, Lost: lost,
 		}
 	}
 	l := r.Latency
 	return latResult{
 		Size: r.Size, Iters: r.Iters, Min: fixed(float64(l.Min) / usec), Max: fixed(float64(l.Max) / usec),
 		Typical: fixed(float64(l.Median) / usec), Avg: fixed(l.Mean / usec), StdDev: fixed(l.StdDev / usec),
-		P99: fixed(float64(l.P99) / usec), P999: fixed(float64(l.P999) / usec), Elapsed: elapsed,
+		P99: fixed(float64(l.P99) / usec), P999: fixed(float64(l.P999) / usec), Elapsed: elapsed, Lost: lost,
 	}
 }

@@ -99,7 +99,8 @@ and the client's options decide. Loopback addresses are hosts.`,
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return usageError{fmt.Errorf("%w; see %s --help", err, cmd.CommandPath())}
 	})
-	root.AddCommand(a.sendLat(), a.sendBW(), a.serve(), a.demo(), a.deferral(), a.compare(), a.floorEnd(), a.dump())
+	root.AddCommand(a.tests()...)
+	root.AddCommand(a.serve(), a.rping(), a.pingpong(), a.demo(), a.deferral(), a.compare(), a.floorEnd(), a.dump())
 	return root
 }
 

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -205,8 +206,47 @@ func TestUsage(t *testing.T) {
 		{"send_bw", bind, "-D", "1", "-n", "5", "-n and -D exclude each other"},
 		{"send_bw", bind, "-m", "1500", `"1500" for "-m, --mtu" flag: want 256, 512, 1024, 2048 or 4096`},
 		{"send_bw", bind, "--wait", "forever", `"forever" for "--wait" flag: want poll or adaptive or block`},
-		{"send_bw", bind, "-c", "XRC", `"XRC" for "-c, --connection" flag: want RC`},
+		{"send_bw", bind, "-c", "XRC", `"XRC" for "-c, --connection" flag: want RC or UC or UD`},
 		{"send_bw", bind, "-a", "-s", "1", "largest message size is 1, want 2 to 8388608"},
+		{"send_bw", bind, "-c", "UD", "-s", "5000", "message size of send_bw over UD is 5000, want 0 to 4096"},
+		{"send_lat", bind, "-c", "UD", "-m", "256", "-s", "257", "message size of send_lat over UD is 257, want 0 to 256"},
+		{"send_bw", bind, "--use-srq", "-q", "1000", "shared receives (QPs times rx depth) is 512000, want 1 to 65536"},
+		{"write_lat", bind, "-c", "UD", "connection type UD has no WRITEs: write_lat needs RC or UC"},
+		{"write_lat", bind, "-e", "write_lat polls memory"},
+		{"write_lat", bind, "--wait", "block", "write_lat polls memory"},
+		{"write_bw", bind, "-s", "0", "message size of write_bw over RC is 0, want 1 to 1073741824"},
+		{"write_bw", bind, "-r", "5", "unknown shorthand flag: 'r'"},
+		{"write_bw", bind, "--use-srq", "unknown flag: --use-srq"},
+		{"write_bw", bind, "-o", "5", "unknown shorthand flag: 'o'"},
+		{"read_bw", bind, "-c", "UC", "connection type UC has no READs and atomics: read_bw needs RC"},
+		{"read_lat", bind, "-c", "UD", "connection type UD has no READs and atomics: read_lat needs RC"},
+		{"read_bw", bind, "-o", "0", `invalid argument "0" for "-o, --outs" flag: want a whole number from 1 to 128`},
+		{"read_bw", bind, "-o", "129", "want a whole number from 1 to 128"},
+		{"read_bw", bind, "-I", "5", "unknown shorthand flag: 'I'"},
+		{"read_lat", bind, "-b", "unknown shorthand flag: 'b'"},
+		{"atomic_bw", bind, "-A", "ADD", `"ADD" for "-A, --atomic_type" flag: want CMP_AND_SWAP or FETCH_AND_ADD`},
+		{"atomic_bw", bind, "-c", "UC", "connection type UC has no READs and atomics: atomic_bw needs RC"},
+		{"atomic_lat", bind, "-s", "8", "unknown shorthand flag: 's'"},
+		{"atomic_lat", bind, "-a", "unknown shorthand flag: 'a'"},
+		{"rping", bind, "rping is either server (-s) or client (-c)"},
+		{"rping", bind, "-s", "-c", "rping is either server (-s) or client (-c)"},
+		{"rping", bind, "-c", "the client takes the server's address: -a HOST"},
+		{"rping", bind, "-c", "-a", "0.0.0.0", "not the address of one host"},
+		{"rping", bind, "-c", "-P", "-a", "192.0.2.2", "-P is the server's"},
+		{"rping", bind, "-s", "-a", "192.0.2.2", "the server's -a is its --bind: give one of them"},
+		{"rping", bind, "-s", "-S", "22", `invalid argument "22" for "-S, --size" flag: want a whole number from 23 to 65535`},
+		{"rping", bind, "-s", "-S", "65536", "want a whole number from 23 to 65535"},
+		{"rping", bind, "-s", "x", `unexpected operand "x"`},
+		{"rping", "-s", "-a", "here", `invalid argument "here" for "--bind" flag`},
+		{"pingpong", bind, "a", "b", `unexpected operand "b"`},
+		{"pingpong", bind, "-c", "UC", "--srq", "--srq and -c UC exclude each other"},
+		{"pingpong", bind, "--srq", "--check", "--srq and --check exclude each other"},
+		{"pingpong", bind, "-q", "3", "-q is ibv_srq_pingpong's: it goes with --srq"},
+		{"pingpong", bind, "--srq", "-q", "256", "want a whole number from 1 to 255"},
+		{"pingpong", bind, "-c", "UD", "-s", "4097", "over UD a message is one packet, of at most 4096 bytes"},
+		{"pingpong", bind, "-s", "0", "want a whole number from 1 to"},
+		{"pingpong", "--bind", "192.0.2.1:4792", "the pingpongs speak over UDP port 4791"},
+		{"pingpong", bind, "192.0.2.2:4792", "the pingpongs speak over UDP port 4791; -p is the TCP port"},
 		{"send_bw", bind, "-q", "1024", "-t", "16384", "posted work requests"},
 		{"send_bw", bind, "-D", "Inf", "want seconds from 0.001 to 86400"},
 		{"send_bw", bind, "-D", "NaN", "want seconds from 0.001 to 86400"},
@@ -247,6 +287,10 @@ func TestFailures(t *testing.T) {
 		{"send_lat 127.3.20.2 --bind 127.3.20.1 --capture /nonexistent/x.pcap", "capture: open /nonexistent/x.pcap"},
 		{"send_lat 127.3.20.2 --bind 127.3.20.1 -n 5 --out_json_file /nonexistent/x.json", "open /nonexistent/x.json"},
 		{"dump /nonexistent", "no such file"},
+		{"send_lat 127.3.20.2 --bind 127.3.20.1 -c UD -n 5 -s 0 -p 9", "refused: nobody listens on service port 9"},
+		{"rping -c -a 127.3.20.2 --bind 127.3.20.1 -C 1", "refused: nobody listens on service port 7174 of 127.3.20.2:4791; start rping -s there"},
+		{"pingpong 127.3.20.2 --bind 127.3.20.1 -p 9", "refused: nobody listens on TCP port 9 of 127.3.20.2; start perf pingpong or ibv_rc_pingpong there"},
+		{"pingpong --bind 127.3.20.2", "on loopback give each end an address"},
 	} {
 		r := perf(t, strings.Fields(tc.args)...)
 		if r.code != exitFailed || !strings.Contains(r.stderr, tc.want) || strings.Count(r.stderr, "\n") != 1 {
@@ -263,8 +307,11 @@ func TestUnreachable(t *testing.T) {
 	}
 }
 
+// testNames are the tests.
+var testNames = []string{"send_lat", "send_bw", "write_lat", "write_bw", "read_lat", "read_bw", "atomic_lat", "atomic_bw"}
+
 func TestHelp(t *testing.T) {
-	for _, cmd := range []string{"send_lat", "send_bw", "serve", "demo", "dump"} {
+	for _, cmd := range append(slices.Clone(testNames), "serve", "demo", "dump", "rping", "pingpong") {
 		out := good(t, cmd, "--help")
 		if !strings.Contains(out, "Examples:\n  perf "+cmd) {
 			t.Errorf("%s: no example in\n%s", cmd, out)
@@ -285,6 +332,7 @@ type document struct {
 func TestJSON(t *testing.T) {
 	serving(t, "127.3.21.2")
 	dir := t.TempDir()
+	var info map[string]any
 	client := func(args string) []map[string]float64 {
 		t.Helper()
 		file := filepath.Join(dir, "report.json")
@@ -300,8 +348,8 @@ func TestJSON(t *testing.T) {
 		if _, err := dec.Token(); err != io.EOF {
 			t.Errorf("%s: more than a document on stdout", args)
 		}
-		if doc.Info["Mtu"] != 4096.0 || doc.Info["Connection_type"] != "RC" {
-			t.Errorf("%s: %v", args, doc.Info)
+		if info = doc.Info; info["Mtu"] != 4096.0 {
+			t.Errorf("%s: %v", args, info)
 		}
 		var one map[string]float64
 		if json.Unmarshal(doc.Results, &one) == nil {
@@ -320,7 +368,7 @@ func TestJSON(t *testing.T) {
 		if r["MsgSize"] != size || iters > 0 && r["n_iterations"] != iters {
 			t.Errorf("%s: %v", args, r)
 		}
-		rate := r["n_iterations"] / r["elapsed_sec"] / 1e6
+		rate := (r["n_iterations"] - r["n_lost"]) / r["elapsed_sec"] / 1e6
 		if directions == 1 && !near(r["MsgRate"], rate) || !near(r["BW_average"], r["MsgRate"]*1e6*size/unit) || r["BW_peak"] < 0.99*r["BW_average"] {
 			t.Errorf("%s: %v, rate %v", args, r, rate)
 		}
@@ -332,11 +380,37 @@ func TestJSON(t *testing.T) {
 	bw("send_bw -s 4096 -n 500 --report_gbits -l 7", 4096, 500, gbit, 1)
 	bw("send_bw -s 4096 -n 300 -b -q 2", 4096, 600, mib, 2)
 	bw("send_bw -D 0.05", 65536, 0, mib, 1)
-	for _, args := range []string{"send_lat -s 64 -n 300", "send_lat -n 1", "send_lat -D 0.05 -s 4096 --wait block", "send_lat -n 100 --wait poll"} {
+	bw("send_bw -c UC -s 4096 -n 100", 4096, 100, mib, 1)
+	if _, told := client("send_bw -c UD -n 50")[0]["n_lost"]; !told || info["Connection_type"] != "UD" || info["rdma_cm_QPs"] != "OFF" {
+		t.Errorf("UD: %v", info)
+	}
+	bw("send_bw -s 100 -n 200 --use-srq -q 3", 100, 600, mib, 1)
+	if info["Using_SRQ"] != "ON" || info["Connection_type"] != "RC" || info["test"] != "Send_BW_Test" {
+		t.Errorf("SRQ: %v", info)
+	}
+	bw("write_bw -s 3000 -n 200 -b", 3000, 200, mib, 2)
+	if info["test"] != "RDMA_Write_Bidirectional_BW_Test" || info["Outstand_reads"] != nil {
+		t.Errorf("WRITE: %v", info)
+	}
+	bw("write_bw -c UC -s 3000 -n 20 -I 1024", 3000, 20, mib, 1)
+	bw("read_bw -s 3000 -n 200 -q 2 -o 3 -t 10", 3000, 400, mib, 1)
+	if info["test"] != "RDMA_Read_BW_Test" || info["Outstand_reads"] != 3.0 {
+		t.Errorf("READ: %v", info)
+	}
+	bw("atomic_bw -n 200 -A CMP_AND_SWAP -l 3", 8, 200, mib, 1)
+	if info["Atomic_type"] != "CMP_AND_SWAP" || info["test"] != "Atomic_CMP_AND_SWAP_Post_List_BW_Test" {
+		t.Errorf("atomics: %v", info)
+	}
+	for _, args := range []string{"read_lat -s 64 -n 100", "atomic_lat -n 100"} {
+		if r := client(args)[0]; r["t_min"] <= 0 || !near(r["t_avg"]*r["n_iterations"], r["elapsed_sec"]*1e6) { // whole operations
+			t.Errorf("%s: %v", args, r)
+		}
+	}
+	for _, args := range []string{"write_lat -n 100 -c UC", "write_lat -s 5000 -n 50", "send_lat -c UC -n 100", "send_lat -c UD -n 100", "send_lat -s 64 -n 300", "send_lat -n 1", "send_lat -D 0.05 -s 4096 --wait block", "send_lat -n 100 --wait poll"} {
 		r := client(args)[0]
 		if r["t_min"] <= 0 || r["t_min"] > r["t_typical"] || r["t_typical"] > r["percentile_99"] ||
 			r["percentile_99"] > r["percentile_99.9"] || r["percentile_99.9"] > r["t_max"] || r["t_stdev"] < 0 ||
-			!near(r["t_avg"]*2*r["n_iterations"], r["elapsed_sec"]*1e6) {
+			r["n_lost"] == 0 && !near(r["t_avg"]*2*r["n_iterations"], r["elapsed_sec"]*1e6) {
 			t.Errorf("%s: %v", args, r)
 		}
 	}
@@ -347,17 +421,23 @@ func TestJSON(t *testing.T) {
 
 // TestTables: both ends of a one-shot test print the same line.
 func TestTables(t *testing.T) {
-	for i, test := range []string{"send_lat", "send_bw"} {
+	for i, test := range testNames {
 		server := start(t, test, "--bind", fmt.Sprintf("127.3.22.%d", 2*i+2))
 		server.until(t, "Waiting for a client on 127.3.22.")
-		out := good(t, test, fmt.Sprintf("127.3.22.%d", 2*i+2), "--bind", fmt.Sprintf("127.3.22.%d", 2*i+1), "-s", "64", "-n", "123")
+		size := "8" // of atomics
+		args := []string{test, fmt.Sprintf("127.3.22.%d", 2*i+2), "--bind", fmt.Sprintf("127.3.22.%d", 2*i+1), "-n", "123"}
+		if !strings.HasPrefix(test, "atomic") {
+			size = "64"
+			args = append(args, "-s", size)
+		}
+		out := good(t, args...)
 		r := server.end(t)
 		if r.code != 0 {
 			t.Fatalf("server: exit %d: %s", r.code, r.stderr)
 		}
 		line := func(s string) string {
 			for _, l := range strings.Split(s, "\n") {
-				if f := strings.Fields(l); len(f) > 2 && f[0] == "64" && f[1] == "123" {
+				if f := strings.Fields(l); len(f) > 2 && f[0] == size && f[1] == "123" {
 					return l
 				}
 			}

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/doorbell-rdma/doorbell/bench"
+	"github.com/doorbell-rdma/doorbell/verbs"
 )
 
 const rule = "---------------------------------------------------------------------------------------\n"
@@ -28,10 +29,15 @@ func bandwidthUnit(gbits bool) unit {
 
 // title is the test's name as perftest prints it.
 func title(p bench.Params) string {
-	if p.Test.Latency() {
-		return "Send Latency Test"
+	words := []string{map[bench.Verb]string{
+		bench.VerbSend: "Send", bench.VerbWrite: "RDMA_Write", bench.VerbRead: "RDMA_Read", bench.VerbAtomic: "Atomic",
+	}[p.Test.Verb()]}
+	if p.Test.Verb() == bench.VerbAtomic {
+		words = append(words, atomicType(p))
 	}
-	words := []string{"Send"}
+	if p.Test.Latency() {
+		return strings.Join(append(words, "Latency", "Test"), " ")
+	}
 	if p.Bidirectional {
 		words = append(words, "Bidirectional")
 	}
@@ -39,6 +45,25 @@ func title(p bench.Params) string {
 		words = append(words, "Post List")
 	}
 	return strings.Join(append(words, "BW", "Test"), " ")
+}
+
+// atomicType is perftest's name of the atomic, "" for other tests.
+func atomicType(p bench.Params) string {
+	switch {
+	case p.Test.Verb() != bench.VerbAtomic:
+		return ""
+	case p.Swap:
+		return "CMP_AND_SWAP"
+	}
+	return "FETCH_AND_ADD"
+}
+
+// onOff is how perftest says yes and no.
+func onOff(on bool) string {
+	if on {
+		return "ON"
+	}
+	return "OFF"
 }
 
 // printHeader prints what runs, between whom.
@@ -51,20 +76,28 @@ func printHeader(w io.Writer, s *bench.Session, u unit) error {
 	b := &strings.Builder{}
 	fmt.Fprintf(b, "%s                    %s\n", rule, title(p))
 	fmt.Fprintf(b, " Number of qps   : %d\t\tTransport type : RoCEv2 over UDP\n", p.QPs)
-	fmt.Fprintf(b, " Connection type : RC\t\tUsing SRQ      : OFF\n")
+	fmt.Fprintf(b, " Connection type : %v\t\tUsing SRQ      : %s\n", p.Type, onOff(p.SRQ))
 	fmt.Fprintf(b, " TX depth        : %d\n", p.TxDepth)
-	fmt.Fprintf(b, " RX depth        : %d\n", p.RxDepth)
+	if p.Test.Verb() == bench.VerbSend {
+		fmt.Fprintf(b, " RX depth        : %d\n", p.RxDepth)
+	}
+	if p.Outs > 0 {
+		fmt.Fprintf(b, " Outstand reads  : %d\n", p.Outs)
+	}
 	if p.PostList > 1 {
 		fmt.Fprintf(b, " Post List       : %d\n", p.PostList)
 	}
-	if p.Test.Latency() {
-		fmt.Fprintf(b, " Times are       : half a round trip\n")
-	} else {
+	switch {
+	case !p.Test.Latency():
 		fmt.Fprintf(b, " CQ Moderation   : %d\n", p.CQMod)
+	case p.Outs > 0:
+		fmt.Fprintf(b, " Times are       : from post to completion\n")
+	default:
+		fmt.Fprintf(b, " Times are       : half a round trip\n")
 	}
 	fmt.Fprintf(b, " Mtu             : %d[B]\n", conns[0].MTU.Bytes())
 	fmt.Fprintf(b, " Max inline data : %d[B]\n", p.Inline)
-	fmt.Fprintf(b, " rdma_cm QPs     : ON\n%s", rule)
+	fmt.Fprintf(b, " rdma_cm QPs     : %s\n%s", onOff(p.Type != verbs.UD), rule)
 	for i, c := range conns {
 		if i == 8 {
 			fmt.Fprintf(b, " ... and %d more\n", len(conns)-i)
@@ -87,8 +120,13 @@ func columns(p bench.Params, u unit) string {
 	return fmt.Sprintf(" #bytes     #iterations    BW peak[%s]    BW average[%s]   MsgRate[Mpps]\n", u.name, u.name)
 }
 
-// row is one line of the table.
+// row is one line of the table, and one more if messages were lost.
 func row(r bench.Result, u unit) string {
+	if r.Lost > 0 {
+		n := r.Lost
+		r.Lost = 0
+		return row(r, u) + fmt.Sprintf(" %-10d messages lost\n", n)
+	}
 	if !r.Test.Latency() {
 		format := " %-10d %-14d %-18.2f %-20.2f  %.6f\n"
 		if r.Average/u.bytes < 0.1 {

@@ -57,7 +57,7 @@ func (a *app) serveAll(ctx context.Context, d *deviceFlags, sessions int, memory
 		Handle: func(ctx context.Context, s *bench.Session) {
 			n, p := count.Add(1), s.Params()
 			var b strings.Builder
-			fmt.Fprintf(&b, "session %d: %s of %v, %d QPs\n%s", n, title(p), s.RemoteAddr(), p.QPs, columns(p, u))
+			fmt.Fprintf(&b, "session %d: %s over %v of %v, %d QPs\n%s", n, title(p), p.Type, s.RemoteAddr(), p.QPs, columns(p, u))
 			err := s.Run(ctx, func(r bench.Result) { b.WriteString(row(r, u)) })
 			if err != nil {
 				fmt.Fprintf(&b, "session %d: %v\n", n, oneLine(err.Error()))
