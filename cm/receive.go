@@ -349,6 +349,7 @@ func (c *CM) handleRTU(in input, m *roce.RTU) {
 	case Rejecting:
 		// Our REJ and the RTU crossed, or the REJ was lost and the peer believes itself connected.
 		c.counters.Duplicate[RTU].Add(1)
+		cn.rejects = roce.MessageOther
 		c.send(cn, sendREJ)
 	default:
 		c.drop(DropState)
@@ -381,6 +382,12 @@ func (c *CM) handleREJ(in input, m *roce.REJ) {
 		return
 	case cn.tid != in.tid:
 		c.drop(DropTID)
+		return
+	}
+	if cn.active && m.Message == roce.MessageREQ && cn.state != ReqSent && cn.state != MRAReqRcvd {
+		// The REQ was answered, so this is about a repetition of it. Whoever takes back a REP
+		// says that he rejects something else.
+		c.counters.Duplicate[REJ].Add(1)
 		return
 	}
 	switch cn.state {
