@@ -29,11 +29,18 @@ type source interface {
 	event(t verbs.EventType) verbs.Event
 }
 
+// gone is the bit of an object that was closed: no events of it are queued any more.
+const gone = 1 << 31
+
+const _ = uint(31 - len(eventKinds)) // the kinds' bits lie below it
+
 // eventQueue holds the objects with pending events. An event that is raised again before
-// anybody read it is one event, so a queue that nobody reads is bounded by the objects.
+// anybody read it is one event, and closed objects leave, so a queue that nobody reads is
+// bounded by the objects that there are.
 type eventQueue struct {
 	mu    sync.Mutex
 	queue []source
+	dead  int           // closed ones of queue, and of those that raise is about to add
 	wake  chan struct{} // holds one token while queue may have something
 }
 
@@ -43,10 +50,14 @@ func (e *eventQueue) raise(q source, t verbs.EventType) {
 		return
 	}
 	if q.pending().Or(1<<i) != 0 {
-		return // on the queue already
+		return // on the queue already, or closed
 	}
 	e.mu.Lock()
-	e.queue = append(e.queue, q)
+	if q.pending().Load()&gone == 0 {
+		e.queue = append(e.queue, q)
+	} else {
+		e.dead-- // closed since, and counted as one that is on the queue
+	}
 	e.mu.Unlock()
 	select {
 	case e.wake <- struct{}{}:
@@ -61,6 +72,11 @@ func (e *eventQueue) take() (source, verbs.EventType, bool) {
 	for len(e.queue) > 0 {
 		q := e.queue[0]
 		set := q.pending().Load()
+		if set&gone != 0 {
+			e.queue = e.queue[1:]
+			e.dead--
+			continue
+		}
 		if set == 0 {
 			e.queue = e.queue[1:]
 			continue
@@ -75,9 +91,27 @@ func (e *eventQueue) take() (source, verbs.EventType, bool) {
 	return nil, 0, false
 }
 
+// forget drops what is pending of an object that was closed, and what is raised later. So
+// that it costs no search, closed objects stay on the queue until they are the larger part.
+func (e *eventQueue) forget(q source) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if q.pending().Or(gone)&^gone == 0 {
+		return
+	}
+	e.dead++
+	if n := len(e.queue); e.dead >= n || e.dead > 64 && e.dead > n/2 {
+		e.queue = slices.DeleteFunc(e.queue, func(q source) bool { return q.pending().Load()&gone != 0 })
+		if e.dead -= n - len(e.queue); len(e.queue) == 0 {
+			e.queue = nil
+		}
+	}
+}
+
 // NextEvent waits for an asynchronous event of any of the device's queue pairs, completion
-// queues and shared receive queues and returns it; its QPN, CQN or SRQN says whose. Nobody has to read events: what is not read does not pile up. It returns ErrClosed when
-// the device is closed, ctx.Err() when ctx ends first.
+// queues and shared receive queues and returns it; its QPN, CQN or SRQN says whose. Nobody has
+// to read events: what is not read does not pile up, and is forgotten with its object. It
+// returns ErrClosed when the device is closed, ctx.Err() when ctx ends first.
 func (d *Device) NextEvent(ctx context.Context) (verbs.Event, error) {
 	for {
 		if q, t, ok := d.events.take(); ok {

@@ -1,6 +1,10 @@
 package transport
 
-import "github.com/doorbell-rdma/doorbell/internal/link"
+import (
+	"github.com/doorbell-rdma/doorbell/internal/link"
+	"github.com/doorbell-rdma/doorbell/internal/wire"
+	"github.com/doorbell-rdma/doorbell/roce"
+)
 
 // Kill ends a device as the death of its process would: without a word to anybody.
 func Kill(d *Device) {
@@ -35,6 +39,29 @@ func Interpose(d *Device, f func(link.Link) link.Link) {
 	for _, p := range d.ports {
 		_ = p.do(func() error { p.wire.Interpose(f); return nil })
 	}
+}
+
+// Held returns what a device's wires hold on to; port is a service port.
+func Held(d *Device, port uint16) (h wire.Held) {
+	for _, p := range d.ports {
+		_ = p.do(func() error {
+			w := p.wire.Held(roce.ServiceID(roce.PSTCP, port))
+			h.Conns += w.Conns
+			h.CMConns += w.CMConns
+			h.HalfOpen += w.HalfOpen
+			h.QPs += w.QPs
+			h.Peers += w.Peers
+			return nil
+		})
+	}
+	return h
+}
+
+// UnreadEvents returns how many objects have events that nobody has read.
+func UnreadEvents(d *Device) int {
+	d.events.mu.Lock()
+	defer d.events.mu.Unlock()
+	return len(d.events.queue)
 }
 
 // Tables returns how many connections, those in timewait included, and queue pairs a device

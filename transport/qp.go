@@ -230,6 +230,7 @@ func (q *QP) Close() error {
 		return nil
 	})
 	q.dev.unbind(q.Num())
+	q.dev.events.forget(q)
 	q.link.end(ErrClosed)
 	q.releaseCQs()
 	if errors.Is(err, ErrClosed) {
