@@ -451,19 +451,22 @@ func (j *judge) verdict(p *pending, alpha float64) Finding {
 	f.N, f.Aside = p.e.n, p.e.aside
 	shift := p.worse * p.e.shift
 	found := f.P <= j.rules.Alpha
-	few := p.e.n < j.rules.Count
+	few := p.e.n < DefaultCount
 	if p.exact {
 		switch {
 		case p.grown && found && shift > 0:
 			f.Verdict = Regression
 		case few:
-			f.Verdict, f.Note = Inconclusive, fmt.Sprintf("differs from run to run, and %d of %d runs are too few to compare it", p.e.n, j.rules.Count)
+			f.Verdict, f.Note = Inconclusive, fmt.Sprintf("differs from run to run, and %d of %d runs are too few to compare it", p.e.n, DefaultCount)
 		default:
 			f.Verdict, f.Note = Pass, "differs from run to run"
 		}
 		return f
 	}
-	f.Ratio, f.Lo, f.Hi = math.Exp(p.e.shift), math.Exp(p.e.lo), math.Exp(p.e.hi)
+	f.Ratio = math.Exp(p.e.shift)
+	if !math.IsInf(p.e.hi, 1) {
+		f.Lo, f.Hi = math.Exp(p.e.lo), math.Exp(p.e.hi)
+	}
 	if p.limit { // the shift is from the bound
 		f.Ratio, f.Lo, f.Hi = f.Ratio*f.Base, f.Lo*f.Base, f.Hi*f.Base
 		f.Base = 0
@@ -498,7 +501,7 @@ func (j *judge) verdict(p *pending, alpha float64) Finding {
 
 // tooFew says what a comparison with too few runs could have seen, and what it will with more.
 func (j *judge) tooFew(p *pending, alpha float64) string {
-	note := fmt.Sprintf("%d of %d runs: ", p.e.n, j.rules.Count)
+	note := fmt.Sprintf("%d of %d runs: ", p.e.n, DefaultCount)
 	if p.e.n < 2 || p.e.sd == 0 {
 		return note + "too few to see anything"
 	}
@@ -506,8 +509,8 @@ func (j *judge) tooFew(p *pending, alpha float64) string {
 	if !math.IsInf(could, 1) {
 		return note + "could have seen " + percent(math.Expm1(could))
 	}
-	will := p.e.detectable(alpha, j.rules.Count, j.effects)
-	return note + fmt.Sprintf("too few to see anything; %d could have seen %s", j.rules.Count, percent(math.Expm1(will)))
+	will := p.e.detectable(alpha, DefaultCount, j.effects)
+	return note + fmt.Sprintf("too few to see anything; %d could have seen %s", DefaultCount, percent(math.Expm1(will)))
 }
 
 // percent writes a change: "+12 %".

@@ -149,7 +149,7 @@ func TestProofNoFalseAlarm(t *testing.T) {
 			limit := tc.n / 100
 			if testing.Short() { // enough to see that nothing is broken, but no proof
 				tc.n /= 10
-				limit = tc.n / 25
+				limit = max(1, tc.n/25)
 			}
 			got := trials(proofSeed, tc.n, tc.turns, DefaultCount, 1, tc.m)
 			t.Logf("of %d: %v", tc.n, got)

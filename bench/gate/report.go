@@ -82,11 +82,15 @@ func (f *Finding) cells() []string {
 	}
 	switch {
 	case f.Limit != "" && f.Ratio != 0:
-		c[4] = fmt.Sprintf("%.3g [%.3g, %.3g]", f.Ratio, f.Lo, f.Hi)
-	case f.Ratio != 0 && f.Exact:
-		c[4] = percent(f.Ratio - 1)
+		c[4] = fmt.Sprintf("%.3g", f.Ratio)
+		if f.Hi != 0 {
+			c[4] += fmt.Sprintf(" [%.3g, %.3g]", f.Lo, f.Hi)
+		}
 	case f.Ratio != 0:
-		c[4] = fmt.Sprintf("%s [%s, %s]", percent(f.Ratio-1), percent(f.Lo-1), percent(f.Hi-1))
+		c[4] = percent(f.Ratio - 1)
+		if f.Hi != 0 {
+			c[4] += fmt.Sprintf(" [%s, %s]", percent(f.Lo-1), percent(f.Hi-1))
+		}
 	}
 	if f.Ratio != 0 && !f.Exact {
 		c[5] = fmt.Sprintf("%.2g", f.P)

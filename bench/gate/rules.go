@@ -16,7 +16,7 @@ import (
 // The gate's defaults. The proof in proof_test.go is for these.
 const (
 	// DefaultCount is how often each side of a benchmark is run, and the least that makes a
-	// comparison without a finding green.
+	// comparison without a finding green: that of fewer runs would say little.
 	DefaultCount = 20
 	// DefaultThreshold is how much slower is too slow.
 	DefaultThreshold = 0.10
@@ -41,7 +41,8 @@ type Rules struct {
 	// Resolution is the effect that a comparison must have been able to see to pass: 0.5 is
 	// half as slow again. At least Threshold.
 	Resolution float64 `toml:"resolution"`
-	// Count is how many runs of either side a comparison needs to pass.
+	// Count is how often Run runs either side. With fewer than DefaultCount nothing that is
+	// noisy passes.
 	Count int `toml:"count"`
 
 	// Metrics says how units are compared; what is missing here comes from the benchmark

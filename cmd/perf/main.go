@@ -2,7 +2,8 @@
 // deferred doorbell does (perf demo), and prints captured packets (perf dump).
 //
 // Exit codes: 0 all is well; 1 something failed, one line on stderr says what; 2 the command
-// line is wrong; 130 interrupted, after a report of what was measured until then.
+// line is wrong; 130 interrupted, after a report of what was measured until then. Those of
+// perf gate are 0 for a pass, 1 for a regression, 2 for whatever is neither.
 package main
 
 import (
@@ -65,6 +66,10 @@ func (a *app) run(ctx context.Context, args []string) int {
 	case errors.Is(err, errInterrupted):
 		return exitInterrupted
 	}
+	var verdict verdictError
+	if errors.As(err, &verdict) {
+		return verdict.code
+	}
 	return exitFailed
 }
 
@@ -100,7 +105,7 @@ and the client's options decide. Loopback addresses are hosts.`,
 		return usageError{fmt.Errorf("%w; see %s --help", err, cmd.CommandPath())}
 	})
 	root.AddCommand(a.tests()...)
-	root.AddCommand(a.serve(), a.rping(), a.pingpong(), a.demo(), a.deferral(), a.compare(), a.floorEnd(), a.dump())
+	root.AddCommand(a.serve(), a.rping(), a.pingpong(), a.demo(), a.deferral(), a.compare(), a.floorEnd(), a.dump(), a.gate())
 	return root
 }
 
