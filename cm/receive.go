@@ -26,52 +26,42 @@ func (c *CM) HandleMAD(now verbs.Instant, from netip.AddrPort, to netip.Addr, ma
 	}
 	c.counters.Received[m.AttrID-roce.AttrREQ].Add(1)
 	in := input{now: now, from: from, to: to, tid: m.TID}
-	// The messages' Decode fails for a wrong length only, and m.Data has the right one.
 	switch m.AttrID {
 	case roce.AttrREQ:
-		var msg roce.REQ
-		_ = msg.Decode(m.Data)
-		c.handleREQ(in, &msg)
+		c.handleREQ(in, message[roce.REQ](m.Data))
 	case roce.AttrMRA:
-		var msg roce.MRA
-		_ = msg.Decode(m.Data)
-		c.handleMRA(in, &msg)
+		c.handleMRA(in, message[roce.MRA](m.Data))
 	case roce.AttrREJ:
-		var msg roce.REJ
-		_ = msg.Decode(m.Data)
-		c.handleREJ(in, &msg)
+		c.handleREJ(in, message[roce.REJ](m.Data))
 	case roce.AttrREP:
-		var msg roce.REP
-		_ = msg.Decode(m.Data)
-		c.handleREP(in, &msg)
+		c.handleREP(in, message[roce.REP](m.Data))
 	case roce.AttrRTU:
-		var msg roce.RTU
-		_ = msg.Decode(m.Data)
-		c.handleRTU(in, &msg)
+		c.handleRTU(in, message[roce.RTU](m.Data))
 	case roce.AttrDREQ:
-		var msg roce.DREQ
-		_ = msg.Decode(m.Data)
-		c.handleDREQ(in, &msg)
+		c.handleDREQ(in, message[roce.DREQ](m.Data))
 	case roce.AttrDREP:
-		var msg roce.DREP
-		_ = msg.Decode(m.Data)
-		c.handleDREP(in, &msg)
+		c.handleDREP(in, message[roce.DREP](m.Data))
 	case roce.AttrSIDRReq:
-		var msg roce.SIDRReq
-		_ = msg.Decode(m.Data)
-		c.handleSIDRReq(in, &msg)
+		c.handleSIDRReq(in, message[roce.SIDRReq](m.Data))
 	case roce.AttrLAP:
-		var msg roce.LAP
-		_ = msg.Decode(m.Data)
-		c.handleLAP(in, &msg)
+		c.handleLAP(in, message[roce.LAP](m.Data))
 	case roce.AttrSIDRRep:
-		var msg roce.SIDRRep
-		_ = msg.Decode(m.Data)
-		c.handleSIDRRep(in, &msg)
+		c.handleSIDRRep(in, message[roce.SIDRRep](m.Data))
 	default: // APR: we never ask
 		c.drop(DropUnknown)
 	}
 	c.debugCheck()
+}
+
+// message decodes what a MAD holds. Decode fails for a wrong length only, and a MAD's data has
+// the right one.
+func message[M any, P interface {
+	*M
+	Decode(b []byte) error
+}](data []byte) *M {
+	m := new(M)
+	_ = P(m).Decode(data)
+	return m
 }
 
 // input is what is known about a MAD besides its message.
