@@ -15,8 +15,7 @@ type fate uint8
 const (
 	pass fate = iota
 	lose
-	// late holds the datagram back until the device has sent two others: a request, and
-	// something else after it.
+	// late holds the datagram back until the device has sent others that are not management.
 	late
 )
 
@@ -26,12 +25,14 @@ type lossyLink struct {
 	link.Link
 	decide func(kind roce.AttrID) fate
 	held   []link.Tx
-	behind int // other datagrams sent since held was empty
+	hold   int // how many others go first
+	behind int // others sent since held was empty
 }
 
-// lossy puts a lossyLink under a device.
-func lossy(d *transport.Device, decide func(kind roce.AttrID) fate) {
-	transport.Interpose(d, func(l link.Link) link.Link { return &lossyLink{Link: l, decide: decide} })
+// lossy puts a lossyLink under a device. A late datagram lets hold others go first: 2 are the
+// request behind an RTU, and what follows that.
+func lossy(d *transport.Device, hold int, decide func(kind roce.AttrID) fate) {
+	transport.Interpose(d, func(l link.Link) link.Link { return &lossyLink{Link: l, hold: hold, decide: decide} })
 }
 
 // randomLoss loses management datagrams with probability p and holds back half of the RTUs.
@@ -92,7 +93,7 @@ func (l *lossyLink) Send(msgs []link.Tx) (int, error) {
 		if kind != 0 || len(l.held) == 0 {
 			continue
 		}
-		if l.behind++; l.behind >= 2 {
+		if l.behind++; l.behind >= l.hold {
 			// Whatever the socket does not take now is lost, as on a network.
 			if _, err := l.Link.Send(l.held); err != nil {
 				return i + 1, err

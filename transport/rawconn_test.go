@@ -151,7 +151,7 @@ func TestRawConnection(t *testing.T) {
 		}{{"raw to raw", true, true}, {"Dial to raw", false, true}, {"raw to Accept", true, false}} {
 			t.Run(rtu.name+", "+ends.name, func(t *testing.T) {
 				a, b := open(t, "127.1.20.1", transport.Config{}), open(t, "127.1.20.2", transport.Config{})
-				lossy(a, lossOf(roce.AttrRTU, rtu.fate))
+				lossy(a, 2, lossOf(roce.AttrRTU, rtu.fate))
 				ctx := deadline(t)
 				ln := listen(t, b, 7471)
 				to := netip.AddrPortFrom(b.LocalAddr().Addr(), 7471)
