@@ -118,6 +118,29 @@ func (a *app) open(d *deviceFlags) (*device, error) {
 	return out, nil
 }
 
+// onDevice opens a device, runs something on it and closes it. A signal ends ctx.
+func (a *app) onDevice(ctx context.Context, d *deviceFlags, run func(ctx context.Context, dev *device) error) error {
+	return a.onDeviceUntil(ctx, d, func(ctx context.Context, dev *device, first context.Context, cancel func()) error {
+		defer context.AfterFunc(first, cancel)()
+		return run(ctx, dev)
+	})
+}
+
+// onDeviceUntil is onDevice for what ends by itself after the first signal, which ends first;
+// the second one ends ctx, and so does cancel.
+func (a *app) onDeviceUntil(ctx context.Context, d *deviceFlags, run func(ctx context.Context, dev *device, first context.Context, cancel func()) error) (err error) {
+	dev, err := a.open(d)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, dev.close()) }()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	first, stop := a.onSignal(cancel)
+	defer stop()
+	return run(ctx, dev, first, cancel)
+}
+
 // close closes the device and then the capture, which has all packets by then.
 func (d *device) close() error {
 	skipped := d.Counters()["tap_skipped"]

@@ -114,22 +114,18 @@ func (a *app) runPingpong(cmd *cobra.Command, p *pingpongFlags, args []string) (
 			return usageError{fmt.Errorf("host %q: the pingpongs speak over UDP port %d; -p is the TCP port", args[0], transport.Port)}
 		}
 	}
-	dev, err := a.open(&p.deviceFlags)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, dev.close()) }()
+	return a.onDevice(cmd.Context(), &p.deviceFlags, func(ctx context.Context, dev *device) error {
+		return a.pingpongOn(ctx, p, dev, to)
+	})
+}
+
+// pingpongOn plays, as the client of a server, if there is one to go to, and reports.
+func (a *app) pingpongOn(ctx context.Context, p *pingpongFlags, dev *device, to target) (err error) {
 	if most := dev.Attr().MaxMTU.Bytes(); p.o.Type == verbs.UD && p.o.Size > most {
 		return fmt.Errorf("-s is %d: over UD a message is one packet, which is at most %d bytes here", p.o.Size, most)
 	}
-	ctx, cancel := context.WithCancel(cmd.Context())
-	defer cancel()
-	first, stop := a.onSignal(cancel)
-	defer stop()
-	defer context.AfterFunc(first, cancel)()
-
 	var r linuxpeer.PingpongResult
-	if len(args) > 0 {
+	if to.name != "" {
 		r, err = p.client(ctx, dev, to)
 	} else {
 		r, err = a.pingpongServer(ctx, p, dev)

@@ -86,25 +86,17 @@ func (r *rpingFlags) check() (to target, err error) {
 	return to, err
 }
 
-func (a *app) runRping(ctx context.Context, r *rpingFlags) (err error) {
+func (a *app) runRping(ctx context.Context, r *rpingFlags) error {
 	to, err := r.check()
 	if err != nil {
 		return err
 	}
-	dev, err := a.open(&r.deviceFlags)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, dev.close()) }()
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	first, stop := a.onSignal(cancel)
-	defer stop()
-	defer context.AfterFunc(first, cancel)()
-	if r.server {
-		return a.rpingServer(ctx, r, dev)
-	}
-	return a.rpingClient(ctx, r, dev, to)
+	return a.onDevice(ctx, &r.deviceFlags, func(ctx context.Context, dev *device) error {
+		if r.server {
+			return a.rpingServer(ctx, r, dev)
+		}
+		return a.rpingClient(ctx, r, dev, to)
+	})
 }
 
 // listening gives the options what prints pings and steps, a line at a time.

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strings"
 	"sync"
@@ -37,38 +36,29 @@ Ctrl-C or SIGTERM. It prints a client's report when its test is over.`,
 	return cmd
 }
 
-func (a *app) serveAll(ctx context.Context, d *deviceFlags, sessions int, memory int64) (err error) {
-	dev, err := a.open(d)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, dev.close()) }()
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	first, stop := a.onSignal(cancel)
-	defer stop()
-	defer context.AfterFunc(first, cancel)()
-
+func (a *app) serveAll(ctx context.Context, d *deviceFlags, sessions int, memory int64) error {
 	var count atomic.Int64
 	var mu sync.Mutex // one report at a time on stdout
 	u := bandwidthUnit(false)
-	srv := &bench.Server{
-		Device: dev.Device, Port: d.port, MaxSessions: sessions, MaxMemory: memory, Options: d.options(),
-		Handle: func(ctx context.Context, s *bench.Session) {
-			n, p := count.Add(1), s.Params()
-			var b strings.Builder
-			fmt.Fprintf(&b, "session %d: %s over %v of %v, %d QPs\n%s", n, title(p), p.Type, s.RemoteAddr(), p.QPs, columns(p, u))
-			err := s.Run(ctx, func(r bench.Result) { b.WriteString(row(r, u)) })
-			if err != nil {
-				fmt.Fprintf(&b, "session %d: %v\n", n, oneLine(err.Error()))
-			}
-			mu.Lock()
-			defer mu.Unlock()
-			fmt.Fprint(a.stdout, b.String())
-		},
+	handle := func(ctx context.Context, s *bench.Session) {
+		n, p := count.Add(1), s.Params()
+		var b strings.Builder
+		fmt.Fprintf(&b, "session %d: %s over %v of %v, %d QPs\n%s", n, title(p), p.Type, s.RemoteAddr(), p.QPs, columns(p, u))
+		err := s.Run(ctx, func(r bench.Result) { b.WriteString(row(r, u)) })
+		if err != nil {
+			fmt.Fprintf(&b, "session %d: %v\n", n, oneLine(err.Error()))
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		fmt.Fprint(a.stdout, b.String())
 	}
-	srv.Listening = func() {
-		fmt.Fprintf(a.stdout, "Serving on %v, service port %d; Ctrl-C ends it\n", dev.LocalAddr(), d.port)
-	}
-	return srv.Serve(ctx)
+	return a.onDevice(ctx, d, func(ctx context.Context, dev *device) error {
+		srv := &bench.Server{
+			Device: dev.Device, Port: d.port, MaxSessions: sessions, MaxMemory: memory, Options: d.options(), Handle: handle,
+			Listening: func() {
+				fmt.Fprintf(a.stdout, "Serving on %v, service port %d; Ctrl-C ends it\n", dev.LocalAddr(), d.port)
+			},
+		}
+		return srv.Serve(ctx)
+	})
 }

@@ -212,35 +212,27 @@ func (a *app) session(ctx context.Context, t *testFlags, s *bench.Session, out *
 }
 
 // client runs a test against a server.
-func (a *app) client(ctx context.Context, t *testFlags, to target) (err error) {
-	dev, err := a.open(&t.deviceFlags)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, dev.close()) }()
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	first, stop := a.onSignal(cancel)
-	defer stop()
-
-	if err := to.resolve(ctx, dev.LocalAddr().Addr()); err != nil {
-		return err
-	}
-	o := t.options()
-	o.RemotePort = to.udp
-	// Until the connection stands the first signal ends it all.
-	dialing, dialed := context.WithCancel(ctx)
-	defer context.AfterFunc(first, dialed)()
-	s, err := bench.Dial(dialing, dev.Device, netip.AddrPortFrom(to.addr, t.port), t.p, o)
-	if err != nil {
-		if first.Err() != nil {
-			return errInterrupted
+func (a *app) client(ctx context.Context, t *testFlags, to target) error {
+	return a.onDeviceUntil(ctx, &t.deviceFlags, func(ctx context.Context, dev *device, first context.Context, _ func()) error {
+		if err := to.resolve(ctx, dev.LocalAddr().Addr()); err != nil {
+			return err
 		}
-		return explainDial(err, to, t.port, "perf serve")
-	}
-	defer s.Close()
-	defer context.AfterFunc(first, s.Interrupt)()
-	return a.session(ctx, t, s, a.output(t))
+		o := t.options()
+		o.RemotePort = to.udp
+		// Until the connection stands the first signal ends it all.
+		dialing, dialed := context.WithCancel(ctx)
+		defer context.AfterFunc(first, dialed)()
+		s, err := bench.Dial(dialing, dev.Device, netip.AddrPortFrom(to.addr, t.port), t.p, o)
+		if err != nil {
+			if first.Err() != nil {
+				return errInterrupted
+			}
+			return explainDial(err, to, t.port, "perf serve")
+		}
+		defer s.Close()
+		defer context.AfterFunc(first, s.Interrupt)()
+		return a.session(ctx, t, s, a.output(t))
+	})
 }
 
 // onSignal returns a context that ends with the first signal; the second one calls cancel. So
@@ -284,39 +276,32 @@ func explainDial(err error, to target, port uint16, server string) error {
 }
 
 // serveOnce is a test without HOST: it serves one client and exits.
-func (a *app) serveOnce(ctx context.Context, t *testFlags) (err error) {
-	dev, err := a.open(&t.deviceFlags)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, dev.close()) }()
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	first, stop := a.onSignal(cancel)
-	defer stop()
-	defer context.AfterFunc(first, cancel)()
-
+func (a *app) serveOnce(ctx context.Context, t *testFlags) error {
 	notes := a.stdout
 	if t.json {
 		notes = a.stderr
 	}
-	var ran error
-	served := false
-	srv := &bench.Server{
-		Device: dev.Device, Port: t.port, Only: t.p.Test, Once: true, MaxMemory: 1 << 32, Options: t.options(),
-		Handle: func(ctx context.Context, s *bench.Session) {
-			served = true
-			if ran = s.Err(); ran == nil {
-				ran = a.session(ctx, t, s, a.output(t))
-			}
-		},
-	}
-	srv.Listening = func() { fmt.Fprintf(notes, "Waiting for a client on %v, service port %d\n", dev.LocalAddr(), t.port) }
-	if err := srv.Serve(ctx); err != nil {
-		return err
-	}
-	if !served || first.Err() != nil {
-		return errors.Join(errInterrupted, ran)
-	}
-	return ran
+	return a.onDevice(ctx, &t.deviceFlags, func(ctx context.Context, dev *device) error {
+		var ran error
+		served := false
+		srv := &bench.Server{
+			Device: dev.Device, Port: t.port, Only: t.p.Test, Once: true, MaxMemory: 1 << 32, Options: t.options(),
+			Listening: func() {
+				fmt.Fprintf(notes, "Waiting for a client on %v, service port %d\n", dev.LocalAddr(), t.port)
+			},
+			Handle: func(ctx context.Context, s *bench.Session) {
+				served = true
+				if ran = s.Err(); ran == nil {
+					ran = a.session(ctx, t, s, a.output(t))
+				}
+			},
+		}
+		if err := srv.Serve(ctx); err != nil {
+			return err
+		}
+		if !served || ctx.Err() != nil {
+			return errors.Join(errInterrupted, ran)
+		}
+		return ran
+	})
 }
