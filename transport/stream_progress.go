@@ -9,6 +9,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/doorbell-rdma/doorbell/internal/park"
 	"github.com/doorbell-rdma/doorbell/internal/rsocket"
 	"github.com/doorbell-rdma/doorbell/verbs"
 )
@@ -32,8 +33,12 @@ const streamSpare = 2 * streamBatch
 // waiter is a goroutine that waits: the reader, the writer, or who closes.
 type waiter struct {
 	gen   atomic.Uint32 // changes with what concerns it
-	seen  uint32        // gen before it looked; its own
 	ready func(*CQ) bool
+
+	// Its own:
+
+	seen uint32        // gen before it looked
+	last time.Duration // how long it waited the last time
 }
 
 func (w *waiter) init() {
@@ -43,12 +48,47 @@ func (w *waiter) init() {
 // wait waits until the queue has completions or w was kicked since seen.
 func (s *Stream) wait(w *waiter, c *CQ, seen uint32) error {
 	w.seen = seen
-	switch err := c.await(context.Background(), &c.bell, w.ready); {
-	case errors.Is(err, ErrClosed):
-		return net.ErrClosed
-	default:
-		return err
+	if w.ready(c) {
+		return nil
 	}
+	start := s.dev.now()
+	err := s.await(w, c)
+	w.last = time.Duration(s.dev.now() - start)
+	return err
+}
+
+// patience is how many times Config.Spin a waiter polls whose last wait took no longer. To
+// sleep and be woken costs both ends so much that two which have begun to sleep between
+// messages that come every few tens of microseconds would never stop to.
+const patience = 4
+
+func (s *Stream) await(w *waiter, c *CQ) error {
+	if long := patience * s.dev.spin; w.last < long && s.spin(w, c, long-s.dev.spin) {
+		return nil
+	}
+	err := c.await(context.Background(), &c.bell, w.ready)
+	if errors.Is(err, ErrClosed) {
+		err = net.ErrClosed
+	}
+	return err
+}
+
+// spin polls for a while and reports whether that was enough.
+func (s *Stream) spin(w *waiter, c *CQ, long time.Duration) bool {
+	if !park.TrySpin() {
+		return false
+	}
+	defer park.EndSpin()
+	for start := s.dev.now(); s.dev.now()-start < verbs.Instant(long); {
+		for range 16 {
+			s.dev.drive()
+			if w.ready(c) {
+				return true
+			}
+			park.Pause()
+		}
+	}
+	return false
 }
 
 // cq returns the queue in which the end of a wait arrives. While a grant waits for a send to

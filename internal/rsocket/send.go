@@ -128,9 +128,9 @@ func (c *Conn) Send(n int, m *Message) {
 	s.unsignaled++
 	s.silent += n
 	*m = Message{Op: OpData, Imm: Imm(OpData, uint32(n)), Addr: t.Addr, RKey: t.RKey, Offset: s.position, Length: n, ID: s.id()}
-	// Who waits for room has a quarter of buffer or queue under way at least, so that
-	// something of it is signaled.
-	if s.unsignaled >= c.cfg.SendDepth/4 || s.silent >= c.cfg.SendBuffer/4 {
+	// Who waits for room has an eighth of buffer or queue under way at least, so that
+	// something of it is signaled; and what there is comes free in pieces.
+	if s.unsignaled >= c.cfg.SendDepth/8 || s.silent >= c.cfg.SendBuffer/8 {
 		m.Signaled = true
 		s.unsignaled, s.silent = 0, 0
 	}
