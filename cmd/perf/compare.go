@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"regexp"
 	"runtime"
@@ -82,17 +83,20 @@ ucx_perftest and fi_pingpong if they are installed.`,
 }
 
 // floorEnd is one end of a floor, which compare starts.
-func (a *app) floorEnd() *cobra.Command {
+func (a *app) floorEnd() *cobra.Command { return a.end("floor-end", floor.End) }
+
+// end is a hidden command that is one end of a measurement.
+func (a *app) end(name string, run func(context.Context, []string, io.Writer) error) *cobra.Command {
 	return &cobra.Command{
-		Use: "floor-end", Hidden: true, Args: cobra.ArbitraryArgs,
-		Short: "One end of a floor: what perf compare starts",
+		Use: name, Hidden: true, Args: cobra.ArbitraryArgs,
+		Short: "One end of a measurement: what perf compare starts",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ctx, cancel := context.WithCancel(cmd.Context())
 			defer cancel()
 			first, stop := a.onSignal(cancel)
 			defer stop()
 			defer context.AfterFunc(first, cancel)()
-			return floor.End(ctx, args, a.stdout)
+			return run(ctx, args, a.stdout)
 		},
 	}
 }
@@ -139,6 +143,7 @@ type arena struct {
 	places   [2]floor.Place  // of the end that serves and of the one that drives
 	cpus     []int
 	peers    string // the program, once built
+	peersErr error
 	temp     string
 	begin    time.Time
 	spaces   map[int]*namespaces // by MTU

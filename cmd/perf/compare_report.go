@@ -27,6 +27,8 @@ type comparisonReport struct {
 	// than the limit.
 	Modes map[floor.Mode]int `json:"runs_by_mode"`
 	Noisy int                `json:"runs_noisy"`
+	// Line is the median round trip of a cache line between the CPUs, in nanoseconds.
+	Line float64 `json:"cache_line_ns"`
 	// Rows are in the order of the table. Failed counts those that something went wrong with.
 	Rows        []rowReport      `json:"rows"`
 	Runs        map[string][]run `json:"runs"`
@@ -36,21 +38,19 @@ type comparisonReport struct {
 
 // rowReport is a row with its figures. Product and Reference are medians, and Ratio theirs.
 type rowReport struct {
-	Group        string     `json:"group"`
-	Name         string     `json:"name"`
-	Against      string     `json:"reference"`
-	Unit         string     `json:"unit"`
-	Product      float64    `json:"product_median"`
-	Reference    float64    `json:"reference_median"`
-	Ratio        float64    `json:"ratio"`
-	Mark         float64    `json:"mark,omitempty"`
-	MarkText     string     `json:"-"`
-	Verdict      string     `json:"verdict"`
-	Mode         floor.Mode `json:"mode,omitempty"`
-	Samples      [2]int     `json:"samples"`
-	Notes        []string   `json:"notes,omitempty"`
-	productSpan  [2]float64
-	measuredNone bool
+	Group     string     `json:"group"`
+	Name      string     `json:"name"`
+	Against   string     `json:"reference"`
+	Unit      string     `json:"unit"`
+	Product   float64    `json:"product_median"`
+	Reference float64    `json:"reference_median"`
+	Ratio     float64    `json:"ratio"`
+	Mark      float64    `json:"mark,omitempty"`
+	MarkText  string     `json:"-"`
+	Verdict   string     `json:"verdict"`
+	Mode      floor.Mode `json:"mode,omitempty"`
+	Samples   [2]int     `json:"samples"`
+	Notes     []string   `json:"notes,omitempty"`
 }
 
 // Verdicts of a row.
@@ -69,13 +69,18 @@ func (e *arena) report(rows []pairing) *comparisonReport {
 		Machine: thisMachine(), CPUs: e.cpus, Procs: e.c.procs, Rounds: e.c.rounds, Each: e.c.each.Seconds(),
 		Wall: time.Since(e.begin).Seconds(), Modes: map[floor.Mode]int{}, Runs: e.runs,
 	}
+	var lines []float64
 	for _, list := range e.runs {
 		for _, one := range list {
 			r.Modes[one.Mode]++
+			lines = append(lines, float64(one.Line[1]))
 			if one.Others >= noisy {
 				r.Noisy++
 			}
 		}
+	}
+	if len(lines) > 0 {
+		r.Line = median(lines)
 	}
 	for i := range rows {
 		one := e.judge(&rows[i])
@@ -111,7 +116,6 @@ func (e *arena) judge(r *pairing) rowReport {
 		return out
 	}
 	out.Product, out.Reference = median(ours), median(theirs)
-	out.productSpan = [2]float64{slices.Min(ours), slices.Max(ours)}
 	out.Ratio = out.Product / out.Reference
 	out.Verdict = verdict(r, out.Ratio)
 	if mode != floor.Fast {
@@ -221,7 +225,7 @@ func writeCompareText(w io.Writer, r *comparisonReport) error {
 			fmt.Fprintf(&b, " %d %s", n, mode)
 		}
 	}
-	fmt.Fprintf(&b, "; %d disturbed by others.\n", r.Noisy)
+	fmt.Fprintf(&b, "; a cache line takes %.0f ns there and back; %d disturbed by others.\n", r.Line, r.Noisy)
 	t := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
 	group := ""
 	for _, row := range r.Rows {

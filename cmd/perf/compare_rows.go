@@ -140,6 +140,19 @@ var (
 	send1000QPs = product("send_bw 64 KiB, 1000 QPs", "send_bw", bulk64K, poll, []string{"-q", "1000", "-t", "8", "-r", "32", "-Q", "4"})
 )
 
+// What perftest has no test for; see verbsTransport.
+func verbsWorkload(name string, p floor.Params) measurement {
+	return measurement{"Doorbell " + name, func(ctx context.Context, e *arena) (map[string]float64, error) {
+		return e.ends(ctx, []string{e.exe, "verbs-end"}, p)
+	}}
+}
+
+var (
+	verbsEcho   = verbsWorkload("echo, window 64", floor.Params{Kind: floor.Echo, Size: 64, Window: 64})
+	verbsAlone  = verbsWorkload("ping-pong", floor.Params{Kind: floor.PingPong, Size: 64})
+	verbsBeside = verbsWorkload("ping-pong beside bulk", floor.Params{Kind: floor.PingPong, Size: 64, Window: 16})
+)
+
 // allRows is the table, in the order in which it is printed.
 func allRows() []pairing {
 	const (
@@ -160,7 +173,7 @@ func allRows() []pairing {
 		{rtt, "64 B SEND round trip, blocking, one CPU, p50", sendLatOne, udpBlockOne, p50, 1.3, 1.1, false},
 
 		{small, "64 B SEND, window 64", send64, gsoSmall64, mps, 0.5, 0.75, false},
-		{small, "64 B SEND, window 64, against TCP's echo", send64, tcpEcho64, mps, 1, 0, false},
+		{small, "64 B SEND echoed, window 64, against TCP", verbsEcho, tcpEcho64, mps, 1, 0, false},
 		{small, "64 B WRITE, window 64", write64, gsoSmall64, mps, 0.5, 0.75, false},
 		{small, "64 B READ, window 64", read64, gsoSmall64, mps, 0, 0, false},
 		{small, "64 B SEND, window 2048", send2048, gsoSmall2048, mps, 0.45, 0.7, false},
@@ -188,6 +201,8 @@ func allRows() []pairing {
 		{scale, "1 MiB SEND, both ways in total", sendBoth, sendBulk, gbps, 0.9, 1, false},
 		{scale, "1 MiB SEND, 16 QPs", send16QPs, sendBulk, gbps, 0.9, 1, false},
 		{scale, "64 KiB SEND, 1000 QPs", send1000QPs, send64K, gbps, 0.8, 1, false},
+		{scale, "64 B round trip beside bulk, p99", verbsBeside, verbsAlone, p99, 4, 2, false},
+		{scale, "64 B round trip beside bulk, p50", verbsBeside, verbsAlone, p50, 0, 0, false},
 	}
 	for _, mtu := range []int{9000, 1500} {
 		rows = append(rows, vethRows(fmt.Sprintf("veth, MTU %d", mtu), mtu)...)
