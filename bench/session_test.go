@@ -9,6 +9,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -62,8 +63,8 @@ type rig struct {
 	srv      *Server
 	to       netip.AddrPort
 	outcomes chan outcome
-	// running, when not nil, is called by the server's handler before it runs a session.
-	running func(s *Session)
+	// running holds what the server's handler calls before it runs a session, if anything.
+	running atomic.Pointer[func(s *Session)]
 }
 
 func newRig(t testing.TB, client, server string, cfg transport.Config, change func(*Server)) *rig {
@@ -75,8 +76,8 @@ func newRig(t testing.TB, client, server string, cfg transport.Config, change fu
 	r.srv = &Server{Device: dev, Port: servicePort, Listening: func() { close(listening) }}
 	r.srv.Handle = func(ctx context.Context, s *Session) {
 		var o outcome
-		if r.running != nil {
-			r.running(s)
+		if f := r.running.Load(); f != nil {
+			(*f)(s)
 		}
 		o.err = s.Run(ctx, func(res Result) { o.results = append(o.results, res) })
 		r.outcomes <- o
@@ -96,6 +97,9 @@ func newRig(t testing.TB, client, server string, cfg transport.Config, change fu
 	<-listening
 	return r
 }
+
+// whenRunning sets what the server's handler calls before it runs the sessions to come.
+func (r *rig) whenRunning(f func(s *Session)) { r.running.Store(&f) }
 
 func (r *rig) options(o Options) Options {
 	o.RemotePort = r.srv.Device.LocalAddr().Port()
@@ -257,11 +261,11 @@ func TestSharedReceives(t *testing.T) {
 	for _, qps := range []int{2, 7} {
 		p := Defaults(SendBW)
 		p.SRQ, p.QPs, p.Iters, p.RxDepth, p.Size, p.Bidirectional = true, qps, 300, 30, 3000, true
-		r.running = func(s *Session) {
+		r.whenRunning(func(s *Session) {
 			if s.srq == nil || s.srq.Len() != qps*30 {
 				t.Errorf("the server's receives are not shared: %v", s.srq)
 			}
-		}
+		})
 		r.good(t, p, Options{})
 	}
 }
@@ -276,13 +280,13 @@ func TestOutstandingReads(t *testing.T) {
 			if p.Swap = outs == 3 && test == AtomicBW; test == ReadBW {
 				p.Size = 10000
 			}
-			r.running = func(s *Session) {
+			r.whenRunning(func(s *Session) {
 				for _, f := range s.flows {
 					if a, err := f.qp.Attr(); err != nil || int(a.MaxQPRdAtomic) != outs || int(a.MaxDestRdAtomic) != outs {
 						t.Errorf("%d READs: %d and %d, %v", outs, a.MaxQPRdAtomic, a.MaxDestRdAtomic, err)
 					}
 				}
-			}
+			})
 			r.good(t, p, Options{})
 		}
 	}
@@ -427,11 +431,11 @@ func TestSizes(t *testing.T) {
 	}
 	p := Defaults(SendBW)
 	p.MTU, p.Iters = verbs.MTU256, 20
-	r.running = func(s *Session) {
+	r.whenRunning(func(s *Session) {
 		if conns, err := s.Conns(); err != nil || conns[0].MTU != verbs.MTU256 {
 			t.Errorf("MTU: %+v, %v", conns, err)
 		}
-	}
+	})
 	r.good(t, p, Options{})
 }
 
@@ -457,7 +461,11 @@ func TestEndConditions(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	rng := rand.New(rand.NewPCG(seed, 0))
 	pick := func(v ...int) int { return v[rng.IntN(len(v))] }
-	for range 50 {
+	rounds := 50
+	if testing.Short() {
+		rounds = 12
+	}
+	for range rounds {
 		run(int64(pick(1, 2, 3, 7, 100, 300)), pick(1, 5, 12, 83, 128), pick(1, 2, 41, 512), pick(1, 3, 7, 100, 1000),
 			pick(1, 2, 5, 16), pick(1, 2, 64), rng.IntN(2) == 0)
 		if t.Failed() {
@@ -753,11 +761,11 @@ func TestCorruptMessage(t *testing.T) {
 				mr.Bytes()[(i+1)*tc.size-3] ^= 1
 			}
 		}
-		r.running = func(s *Session) {
+		r.whenRunning(func(s *Session) {
 			if tc.client {
 				corrupt(s.exposed)
 			}
-		}
+		})
 		s, err := Dial(r.ctx, r.client, r.to, p, Options{})
 		if err != nil {
 			t.Fatal(err)
@@ -780,7 +788,7 @@ func TestCorruptMessage(t *testing.T) {
 // TestMiscounted: memory that atomics have not added up to what was asked for is found out.
 func TestMiscounted(t *testing.T) {
 	r := newRig(t, "127.3.19.1", "127.3.19.2", transport.Config{}, nil)
-	r.running = func(s *Session) { s.exposed.Bytes()[8] ^= 2 }
+	r.whenRunning(func(s *Session) { s.exposed.Bytes()[8] ^= 2 })
 	for _, swap := range []bool{false, true} {
 		p := Defaults(AtomicBW)
 		p.Swap, p.Iters = swap, 100
@@ -796,6 +804,9 @@ func TestMiscounted(t *testing.T) {
 func TestSteadyStateAllocatesNothing(t *testing.T) {
 	r := newRig(t, "127.3.11.1", "127.3.11.2", transport.Config{}, nil)
 	for _, test := range allTests() {
+		if testing.Short() && test.Latency() != (test.Verb() == VerbWrite) {
+			continue // some loops of each kind
+		}
 		mallocs := func(n int64) uint64 {
 			p := Defaults(test)
 			p.Iters = n
