@@ -60,6 +60,7 @@ type findingDocument struct {
 	N          int      `json:"n"`
 	Aside      int      `json:"aside"`
 	Detectable *float64 `json:"detectable"`
+	Noise      bool     `json:"noise"`
 	Note       string   `json:"note,omitempty"`
 }
 
@@ -84,7 +85,7 @@ func (r *Report) document() *document {
 		d.Findings = append(d.Findings, findingDocument{
 			Verdict: f.Verdict, Limit: f.Limit, Bench: f.Bench, Unit: f.Unit, Exact: f.Exact, Base: f.Base, Head: f.Head,
 			Ratio: known(f.Ratio), Lo: known(f.Lo), Hi: known(f.Hi), P: f.P, N: f.N, Aside: f.Aside,
-			Detectable: known(f.Detectable), Note: f.Note,
+			Detectable: known(f.Detectable), Noise: f.Noise, Note: f.Note,
 		})
 	}
 	return d

@@ -45,6 +45,9 @@ type Finding struct {
 	// Detectable is the change that would have been seen in nine of ten runs: 0.15 is fifteen
 	// percent worse. 0 if that is unknown, +Inf if no change would have been.
 	Detectable float64
+	// Noise says that the verdict is inconclusive for no other reason than noise, in spite of
+	// enough runs.
+	Noise bool
 	// Note says why, in a few words.
 	Note string
 }
@@ -83,6 +86,9 @@ func (r *Report) ExitCode() int {
 type Options struct {
 	// Force compares files of different machines.
 	Force bool
+	// TolerateNoise lets findings that are inconclusive by noise alone be, and judges by the
+	// others: a gate that nobody has to run again, and that sees less on a noisy day.
+	TolerateNoise bool
 }
 
 // Judge compares two sides by rules; base may be nil, and then only the rules' limits are
@@ -105,7 +111,7 @@ func Judge(base, head *Set, rules *Rules, o Options) *Report {
 		j.limit(&rules.Limits[i])
 	}
 	j.decide()
-	j.conclude()
+	j.conclude(o.TolerateNoise)
 	return r
 }
 
@@ -483,13 +489,16 @@ func (j *judge) verdict(p *pending, alpha float64) Finding {
 	case few:
 		f.Verdict, f.Note = Inconclusive, j.tooFew(p, alpha)
 	case p.e.minP > alpha:
-		f.Verdict, f.Note = Inconclusive, fmt.Sprintf("%d of %d pairs set aside: too few are left", p.e.aside, p.e.n)
+		f.Noise = true
+		f.Verdict, f.Note = Inconclusive, "too few pairs are left"
 	case p.limit && shift > p.threshold:
+		f.Noise = true
 		f.Verdict, f.Note = Inconclusive, "above the limit, but not beyond what chance brings"
 		if p.worse < 0 {
 			f.Note = "below the limit, but not beyond what chance brings"
 		}
 	case !p.limit && seen > p.resolution:
+		f.Noise = true
 		f.Verdict, f.Note = Inconclusive, fmt.Sprintf("too noisy: could have seen %s, not less", percent(math.Expm1(seen)))
 	case !p.limit && found && shift < -p.threshold:
 		f.Verdict = Improved
@@ -527,7 +536,7 @@ func rank(v Verdict) int {
 }
 
 // conclude sorts the findings and makes a verdict of them.
-func (j *judge) conclude() {
+func (j *judge) conclude(tolerate bool) {
 	r := j.r
 	slices.SortStableFunc(r.Findings, func(a, b Finding) int {
 		return cmp.Or(cmp.Compare(rank(a.Verdict), rank(b.Verdict)), strings.Compare(a.Limit, b.Limit),
@@ -536,7 +545,7 @@ func (j *judge) conclude() {
 	judged := 0
 	slower, compared := 0, 0
 	for _, f := range r.Findings {
-		if f.Verdict != New && f.Verdict != Removed && f.Verdict != Ignored {
+		if f.Verdict != New && f.Verdict != Removed && f.Verdict != Ignored && !f.Noise {
 			judged++
 		}
 		if f.Limit == "" && !f.Exact && f.Ratio != 0 {
@@ -546,7 +555,7 @@ func (j *judge) conclude() {
 			}
 		}
 	}
-	if judged == 0 && len(r.Problems) == 0 {
+	if judged == 0 && len(r.Problems) == 0 { // what is tolerated does not make a pass either
 		j.problem("nothing was judged")
 	}
 	if len(j.unknown) > 0 {
@@ -565,7 +574,7 @@ func (j *judge) conclude() {
 			r.Verdict = Regression
 			break
 		}
-		if f.Verdict == Inconclusive {
+		if f.Verdict == Inconclusive && !(tolerate && f.Noise) {
 			r.Verdict = Inconclusive
 		}
 	}

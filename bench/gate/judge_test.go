@@ -174,6 +174,38 @@ func TestForce(t *testing.T) {
 	}
 }
 
+// TestTolerateNoise: noise alone is tolerated on demand, and nothing else.
+func TestTolerateNoise(t *testing.T) {
+	noisy := func(runs int) string {
+		rnd := rand.New(rand.NewPCG(3, 3))
+		var b strings.Builder
+		b.WriteString(header)
+		for range runs {
+			fmt.Fprintf(&b, "BenchmarkNoisy-2 10 %.1f ns/op\n", 100*math.Exp(rnd.NormFloat64()))
+		}
+		return b.String()
+	}
+	quiet := bench("Quiet", DefaultCount, 100, "")
+	for _, tc := range []struct {
+		name, base, head string
+		want             Verdict
+	}{
+		{"noise beside what can be told", noisy(DefaultCount) + quiet, noisy(DefaultCount) + quiet, Pass},
+		{"nothing but noise", noisy(DefaultCount), noisy(DefaultCount), Inconclusive},
+		{"too few runs", noisy(DefaultCount-1) + quiet, noisy(DefaultCount-1) + quiet, Inconclusive},
+		{"missing", noisy(DefaultCount) + quiet + bench("Gone", DefaultCount, 5, ""), noisy(DefaultCount) + quiet, Inconclusive},
+		{"slower", noisy(DefaultCount) + quiet, noisy(DefaultCount) + bench("Quiet", DefaultCount, 150, ""), Regression},
+	} {
+		base, head := mustRead(t, tc.base, "base"), mustRead(t, tc.head, "head")
+		if r := Judge(base, head, DefaultRules(), Options{TolerateNoise: true}); r.Verdict != tc.want {
+			t.Errorf("%s: %s, want %s: %+v", tc.name, r.Verdict, tc.want, r)
+		}
+		if r := Judge(base, head, DefaultRules(), Options{}); tc.want == Pass && r.Verdict != Inconclusive {
+			t.Errorf("%s: %s without tolerance: %+v", tc.name, r.Verdict, r)
+		}
+	}
+}
+
 // TestLimits: rules that hold without a base, on any machine.
 func TestLimits(t *testing.T) {
 	const n = DefaultCount

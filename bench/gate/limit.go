@@ -14,16 +14,16 @@ func (j *judge) limit(l *LimitRule) {
 		j.ratio(f, l)
 		return
 	}
-	any := false
+	found := false
 	for _, b := range j.head.Benches {
 		if !Matches(l.Bench, b.Key) {
 			continue
 		}
-		any = true
+		found = true
 		f.Bench = b.Key.String()
 		j.bound(f, l, b)
 	}
-	if !any {
+	if !found {
 		f.Verdict, f.Note = Inconclusive, "no such benchmark was measured"
 		j.add(f)
 	}

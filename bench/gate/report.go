@@ -145,7 +145,7 @@ func (r *Report) WriteText(w io.Writer, all bool) error {
 		for _, f := range rows {
 			fmt.Fprintf(t, "%s\t%s\n", f.Verdict, strings.Join(f.cells(), "\t"))
 		}
-		t.Flush()
+		_ = t.Flush() // b keeps the error
 	}
 	if len(quiet) > 0 {
 		fmt.Fprintf(b, "\n%s passed or ignored without remark; --all lists them\n", plural(len(quiet), "measurement"))

@@ -69,7 +69,7 @@ func Run(ctx context.Context, c Config) (base, head *Set, err error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	defer os.RemoveAll(tmp)
+	defer func() { _ = os.RemoveAll(tmp) }()
 	r := &runner{Config: c, tmp: tmp}
 	defer r.close()
 	if err := r.prepare(timed); err != nil {

@@ -204,13 +204,19 @@ func BenchmarkEver(b *testing.B) {
 	}
 	start := time.Now()
 	base, head, err := Run(t.Context(), Config{Dir: filepath.Join(p.dir, "mod"), Base: first, Rules: rules})
-	if err != nil || time.Since(start) > time.Minute {
-		t.Fatal(err, time.Since(start))
+	p.clean(tmp)
+	if time.Since(start) > time.Minute {
+		t.Errorf("ended after %v", time.Since(start))
+	}
+	if errors.Is(err, errTimeout) { // a slow machine: while it was building
+		return
+	}
+	if err != nil {
+		t.Fatal(err)
 	}
 	if r := Judge(base, head, rules, Options{}); r.Verdict != Inconclusive {
 		t.Errorf("%+v", r)
 	}
-	p.clean(tmp)
 }
 
 // TestLanded: which revision is the last that has landed.

@@ -44,7 +44,7 @@ type gating struct {
 	timeout          time.Duration
 	json, markdown   string
 	save             string
-	force            bool
+	force, tolerate  bool
 	all, progress    bool
 }
 
@@ -83,6 +83,7 @@ Exit codes: 0 pass, 1 regression, 2 inconclusive or nothing measured.`,
 	f.Lookup("json").NoOptDefVal, f.Lookup("markdown").NoOptDefVal = "-", "-"
 	f.StringVar(&g.save, "save", "", "keep what is measured in `DIR`: base.txt and head.txt, for --base and --head")
 	f.BoolVar(&g.force, "force", false, "compare files of different machines")
+	f.BoolVar(&g.tolerate, "tolerate-noise", false, "let a comparison be that is too noisy to tell, in spite of enough runs")
 	f.BoolVar(&g.all, "all", false, "list what has passed, too")
 	f.BoolVar(&g.progress, "progress", false, "say on stderr how far it is")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
@@ -164,7 +165,7 @@ func (a *app) runGate(g *gating, rules *gate.Rules, files bool) (err error) {
 	if err != nil {
 		return err
 	}
-	report := gate.Judge(base, head, rules, gate.Options{Force: g.force})
+	report := gate.Judge(base, head, rules, gate.Options{Force: g.force, TolerateNoise: g.tolerate})
 	if err := a.writeGate(g, report); err != nil {
 		return err
 	}
