@@ -1,0 +1,121 @@
+package bench
+
+import (
+	"bytes"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"testing"
+
+	"github.com/doorbell-rdma/doorbell/internal/pack"
+)
+
+// payloads are the sorts of data that compression is measured with.
+var payloads = []struct {
+	name string
+	make func(n int) []byte
+}{
+	{"random", func(n int) []byte {
+		b := make([]byte, n)
+		_, _ = rand.NewChaCha8([32]byte{1}).Read(b) // never fails
+		return b
+	}},
+	{"text", func(n int) []byte {
+		var b bytes.Buffer
+		for i := uint32(0); b.Len() < n; i++ {
+			fmt.Fprintf(&b, "ts=%d level=info msg=\"queue pair moved\" qpn=0x%06x from=RTR to=RTS took=%dus\n",
+				1700000000+i*17, i*2654435761&0xffffff, i*i%977)
+		}
+		return b.Bytes()[:n]
+	}},
+	{"zero", func(n int) []byte { return make([]byte, n) }},
+}
+
+// BenchmarkPack is one block of 64 KiB packed; for random data, looked at and refused.
+func BenchmarkPack(b *testing.B) {
+	for _, kind := range payloads {
+		for _, m := range []pack.Method{pack.S2, pack.Zstd} {
+			b.Run(fmt.Sprintf("%s/%v", kind.name, m), func(b *testing.B) {
+				src, e := kind.make(pack.BlockLen), pack.NewEncoder(m)
+				dst := make([]byte, 0, pack.PackedLen(len(src)))
+				n := len(src)
+				b.SetBytes(int64(len(src)))
+				b.ReportAllocs()
+				for b.Loop() {
+					if p, ok := e.Pack(dst, src); ok {
+						n = len(p)
+					}
+				}
+				b.ReportMetric(float64(len(src))/float64(n), "ratio")
+			})
+		}
+	}
+}
+
+// BenchmarkUnpack is one block of 64 KiB unpacked.
+func BenchmarkUnpack(b *testing.B) {
+	for _, kind := range payloads[1:] {
+		for _, m := range []pack.Method{pack.S2, pack.Zstd} {
+			b.Run(fmt.Sprintf("%s/%v", kind.name, m), func(b *testing.B) {
+				src := kind.make(pack.BlockLen)
+				p, ok := pack.NewEncoder(m).Pack(nil, src)
+				if !ok {
+					b.Fatal("not packed")
+				}
+				d := pack.NewDecoder(len(src))
+				b.SetBytes(int64(len(src)))
+				b.ReportAllocs()
+				for b.Loop() {
+					if err := d.Unpack(src, p); err != nil {
+						b.Fatal(err)
+					}
+				}
+			})
+		}
+	}
+}
+
+// BenchmarkStaging compares pools for staging buffers, for blocks of one size and of several:
+// bytebufferpool as package pack uses it, the same without telling it capacities, a plain
+// sync.Pool, and none.
+func BenchmarkStaging(b *testing.B) {
+	sizes := map[string][]int{"64K": {65536}, "mixed": {1000, 65536, 300, 20000, 4096, 65536, 700, 1 << 20}}
+	for _, name := range []string{"64K", "mixed"} {
+		list := sizes[name]
+		run := func(kind string, use func(n int)) {
+			b.Run(name+"/"+kind, func(b *testing.B) {
+				b.ReportAllocs()
+				i := 0
+				b.RunParallel(func(pb *testing.PB) {
+					for i := i; pb.Next(); i++ {
+						use(list[i%len(list)])
+					}
+				})
+			})
+		}
+		var stage pack.Staging
+		run("bytebufferpool", func(n int) {
+			buf := stage.Get(pack.PackedLen(n))
+			buf.B = append(buf.B, byte(n))
+			stage.Put(buf)
+		})
+		var plain sync.Pool
+		run("sync.Pool", func(n int) {
+			buf, _ := plain.Get().(*[]byte)
+			if buf == nil {
+				buf = new([]byte)
+			}
+			if want := pack.PackedLen(n); cap(*buf) < want {
+				*buf = make([]byte, 0, want)
+			}
+			*buf = append((*buf)[:0], byte(n))
+			plain.Put(buf)
+		})
+		run("make", func(n int) {
+			buf := make([]byte, 0, pack.PackedLen(n))
+			sink = append(buf, byte(n))[0]
+		})
+	}
+}
+
+var sink byte
