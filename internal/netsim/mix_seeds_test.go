@@ -2,4 +2,4 @@
 
 package netsim
 
-const mixSeeds, mixOps = 10, 20_000
+const mixSeeds, mixOps = 10, 10_000

@@ -367,10 +367,10 @@ func (x *wireFuzzer) answer() {
 	if c == nil {
 		return
 	}
-	switch {
-	case how&3 == 0:
+	switch how & 3 {
+	case 0:
 		_ = x.w.Reject(x.now, c, verbs.RejectConsumer, nil)
-	case how&3 == 1:
+	case 1:
 		x.w.Hangup(x.now, c)
 	default:
 		q := x.newQP(c.Type(), verbs.QPInit)
