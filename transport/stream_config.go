@@ -121,28 +121,32 @@ const (
 	maxMessages    = 4096
 )
 
-// newStream makes a stream without a queue pair, and what the connection takes.
-func (cfg StreamConfig) newStream(d *Device) (s *Stream, p ConnParam, err error) {
+// sizes resolves the configuration's buffers and messages.
+func (cfg *StreamConfig) sizes() (send, recv, messages int, err error) {
 	size := func(n int) int {
 		if n == 0 {
 			return streamBuffer
 		}
 		return n + n%2
 	}
-	send, recv := size(cfg.SendBuffer), size(cfg.RecvBuffer)
-	messages := cfg.Messages
+	send, recv, messages = size(cfg.SendBuffer), size(cfg.RecvBuffer), cfg.Messages
 	if messages == 0 {
 		messages = streamMessages
 	}
 	for _, n := range []int{send, recv} {
 		if n < rsocket.MinBuffer || n > rsocket.MaxBuffer {
-			return nil, p, fmt.Errorf("transport: stream: a buffer of %d bytes, want %d to %d", n, rsocket.MinBuffer, rsocket.MaxBuffer)
+			err = fmt.Errorf("transport: stream: a buffer of %d bytes, want %d to %d", n, rsocket.MinBuffer, rsocket.MaxBuffer)
 		}
 	}
 	if messages < rsocket.MinDepth || messages > maxMessages {
-		return nil, p, fmt.Errorf("transport: stream: Messages is %d, want %d to %d", messages, rsocket.MinDepth, maxMessages)
+		err = fmt.Errorf("transport: stream: Messages is %d, want %d to %d", messages, rsocket.MinDepth, maxMessages)
 	}
-	s = &Stream{dev: d, linger: cfg.Linger, keepAlive: cfg.KeepAlive}
+	return send, recv, messages, err
+}
+
+// newStream makes a stream without a queue pair, and what the connection takes.
+func (cfg StreamConfig) newStream(d *Device) (*Stream, ConnParam, error) {
+	s := &Stream{dev: d, linger: cfg.Linger, keepAlive: cfg.KeepAlive}
 	if s.linger == 0 {
 		s.linger = streamLinger
 	}
@@ -152,25 +156,33 @@ func (cfg StreamConfig) newStream(d *Device) (s *Stream, p ConnParam, err error)
 	s.rdl.wake = func() { s.kick(&s.r) }
 	s.wdl.wake = func() { s.kick(&s.w) }
 	s.ldl.wake = func() { s.kick(&s.c) }
-	defer func() {
-		if err != nil {
-			s.release()
-		}
-	}()
-	// A domain of its own: the peer's keys reach this stream's memory only.
-	pd, err := d.AllocPD()
+	p, err := s.allocate(&cfg)
 	if err != nil {
-		return nil, p, err
+		s.release()
+	}
+	return s, p, err
+}
+
+// allocate makes the queues and the memory. When it fails the caller releases what there is.
+func (s *Stream) allocate(cfg *StreamConfig) (p ConnParam, err error) {
+	send, recv, messages, err := cfg.sizes()
+	if err != nil {
+		return p, err
+	}
+	// A domain of its own: the peer's keys reach this stream's memory only.
+	pd, err := s.dev.AllocPD()
+	if err != nil {
+		return p, err
 	}
 	if err := s.memory.register(pd, send, recv); err != nil {
-		return nil, p, err
+		return p, err
 	}
 	receives := messages + streamSpare
-	if s.sendCQ, err = d.CreateCQ(messages); err == nil {
-		s.recvCQ, err = d.CreateCQ(receives)
+	if s.sendCQ, err = s.dev.CreateCQ(messages); err != nil {
+		return p, err
 	}
-	if err != nil {
-		return nil, p, err
+	if s.recvCQ, err = s.dev.CreateCQ(receives); err != nil {
+		return p, err
 	}
 	ring, target := s.memory.recv.Remote(), s.memory.target.Remote()
 	s.conn, err = rsocket.New(rsocket.Config{
@@ -179,10 +191,10 @@ func (cfg StreamConfig) newStream(d *Device) (s *Stream, p ConnParam, err error)
 		Target: rsocket.Buffer{Addr: target.Addr, RKey: target.RKey}, TargetMem: s.memory.target.Bytes(),
 	})
 	if err != nil {
-		return nil, p, err
+		return p, err
 	}
 	hello := s.conn.Hello()
-	p = ConnParam{
+	return ConnParam{
 		PrivateData: hello.Append(nil), Type: verbs.RC, PD: pd, SendCQ: s.sendCQ, RecvCQ: s.recvCQ,
 		Cap: verbs.QPCap{MaxSendWR: messages, MaxRecvWR: receives, MaxSendSGE: 2, MaxRecvSGE: 1, MaxInlineData: 16},
 		// As rsockets does: it has no READs and atomics.
@@ -198,8 +210,7 @@ func (cfg StreamConfig) newStream(d *Device) (s *Stream, p ConnParam, err error)
 			}
 			return nil
 		},
-	}
-	return s, p, nil
+	}, nil
 }
 
 // start makes the stream usable once it has its queue pair.

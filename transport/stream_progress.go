@@ -212,8 +212,8 @@ func (s *Stream) die(status verbs.WCStatus) {
 // violated ends the stream because of what the peer did, and the connection with it.
 func (s *Stream) violated(err error) {
 	s.dead = fmt.Errorf("transport: stream: %w", err)
-	// It fails if the queue pair has ended already, which is what is wanted.
-	_ = s.qp.Modify(verbs.QPAttr{Mask: verbs.AttrState, State: verbs.QPErr})
+	// It fails if the connection has ended already, which is what is wanted.
+	_ = s.qp.port.do(func() error { return s.qp.port.wire.Disconnect(s.dev.now(), s.qp.conn, nil) })
 }
 
 // noBuffers are receives without memory: WRITEs bring their own.
