@@ -31,7 +31,7 @@ type comparison struct {
 }
 
 func (a *app) compare() *cobra.Command {
-	c := &comparison{rounds: 5, each: 200 * time.Millisecond, budget: 270 * time.Second}
+	c := &comparison{rounds: 5, procs: 2, each: 200 * time.Millisecond, budget: 270 * time.Second}
 	cmd := &cobra.Command{
 		Use:   "compare",
 		Short: "Compare Doorbell with bare sockets, TCP and other transports, in one run",
@@ -52,7 +52,7 @@ ucx_perftest and fi_pingpong if they are installed.`,
 	f.Var(whole[int]{&c.rounds, 1, 1000}, "rounds", "runs of each")
 	f.Var(seconds{&c.each, 10 * time.Millisecond, time.Minute}, "each", "how long a run measures")
 	f.Var(seconds{&c.budget, time.Second, 24 * time.Hour}, "budget", "begin no round after this time, and repeat nothing that would take longer")
-	f.Var(whole[int]{&c.procs, 0, 256}, "procs", "GOMAXPROCS of every process that is measured; 0 is the runtime's choice, 1 on one CPU")
+	f.Var(whole[int]{&c.procs, 0, 256}, "procs", "GOMAXPROCS of every process that is measured; 0 is the runtime's choice, which is 1 on one CPU")
 	f.StringVar(&c.only, "only", "", "only the rows that match `REGEXP`")
 	f.StringVar(&c.peers, "peers", "bench/peers", "the program of bench/peers, or the `FOLDER` to build it from")
 	f.BoolVar(&c.noPeers, "no-peers", false, "leave out other transports")
@@ -168,6 +168,8 @@ func newArena(ctx context.Context, a *app, c *comparison, tests map[string]bool)
 		e.cpus = e.cpus[:2]
 		e.places = [2]floor.Place{{CPU: e.cpus[0] + 1}, {CPU: e.cpus[1] + 1}}
 	}
+	// Two, as for a program that is free to use both CPUs: held to one the runtime would
+	// choose 1, and a locked thread and a goroutine would take turns at the only P.
 	for i := range e.places {
 		e.places[i].Procs = c.procs
 	}
