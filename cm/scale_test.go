@@ -1,7 +1,6 @@
 package cm
 
 import (
-	"encoding/binary"
 	"errors"
 	"math/rand/v2"
 	"net/netip"
@@ -142,27 +141,7 @@ func TestREQFlood(t *testing.T) {
 	nw, a, b := pair(t, Config{Backlog: 128, RequestTimeout: time.Second})
 	nw.checks = false
 	rnd := rand.New(rand.NewPCG(1, 2))
-	var mad [roce.MADLen]byte
-	h := roce.NewCMMAD(roce.AttrREQ, 0)
-	h.PutHeader(mad[:])
-	(&lab{CM: b.CM, from: netip.AddrPortFrom(addrA, 1), to: addrB, qpn: 2}).req().Put(mad[24:])
-	flood := func(n int, service roce.SID) (replies int) {
-		for range n {
-			binary.BigEndian.PutUint64(mad[8:], rnd.Uint64())
-			binary.BigEndian.PutUint32(mad[24:], rnd.Uint32())
-			binary.BigEndian.PutUint64(mad[32:], uint64(service))
-			binary.BigEndian.PutUint64(mad[40:], rnd.Uint64())
-			binary.BigEndian.PutUint32(mad[56:], (2+rnd.Uint32N(1<<23))<<8)
-			from := netip.AddrPortFrom(netip.AddrFrom4([4]byte{11, byte(rnd.Uint32()), byte(rnd.Uint32()), 1}), 4791)
-			b.HandleMAD(nw.now, from, addrB, mad[:])
-			var out Out
-			for b.NextMAD(&out) {
-				replies++
-			}
-		}
-		return replies
-	}
-	if n := flood(20_000, tcp); n != 0 {
+	if n := b.flood(rnd, 20_000, tcp); n != 0 {
 		t.Errorf("unaccepted REQs were answered %d times", n)
 	}
 	const places = 96 // three quarters: strangers' share
@@ -177,7 +156,7 @@ func TestREQFlood(t *testing.T) {
 	a.must(err)
 	nw.runUntil("honest request", func() bool {
 		if b.HalfOpen(tcp) == places {
-			flood(10, tcp)
+			b.flood(rnd, 10, tcp)
 		}
 		for _, ev := range b.events {
 			if ev.Type == ReqReceived && ev.Path.Remote.Addr() == addrA {
@@ -187,7 +166,7 @@ func TestREQFlood(t *testing.T) {
 		return false
 	})
 	// One answer for each REQ that nobody listens to, not more.
-	if n := flood(1000, tcp+1); n != 1000 {
+	if n := b.flood(rnd, 1000, tcp+1); n != 1000 {
 		t.Errorf("1000 REQs for nobody were answered %d times", n)
 	}
 	b.check()

@@ -12,8 +12,9 @@ import (
 	"github.com/doorbell-rdma/doorbell/verbs"
 )
 
-// flood sends count REQs from forged addresses, a new one each, and returns how many MADs came back.
-func (n *node) flood(rnd *rand.Rand, count int) (sent int) {
+// flood sends count REQs for a service from forged addresses, a new one each, and returns how
+// many MADs came back.
+func (n *node) flood(rnd *rand.Rand, count int, service roce.SID) (sent int) {
 	var mad [roce.MADLen]byte
 	h := roce.NewCMMAD(roce.AttrREQ, 0)
 	h.PutHeader(mad[:])
@@ -21,12 +22,14 @@ func (n *node) flood(rnd *rand.Rand, count int) (sent int) {
 	for range count {
 		binary.BigEndian.PutUint64(mad[8:], rnd.Uint64())
 		binary.BigEndian.PutUint32(mad[24:], rnd.Uint32())
+		binary.BigEndian.PutUint64(mad[32:], uint64(service))
 		binary.BigEndian.PutUint64(mad[40:], rnd.Uint64())
 		binary.BigEndian.PutUint32(mad[56:], (2+rnd.Uint32N(1<<23))<<8)
 		from := netip.AddrPortFrom(netip.AddrFrom4([4]byte{11, byte(rnd.Uint32()), byte(rnd.Uint32()), byte(rnd.Uint32())}), 4791)
 		n.HandleMAD(n.net.now, from, addrB, mad[:])
+		sent += n.drain()
 	}
-	return n.drain()
+	return sent
 }
 
 // drain takes what is to be sent and counts it; nobody gets it.
@@ -63,7 +66,7 @@ func TestFloodIsNotAmplified(t *testing.T) {
 	const seconds, rate = 20, 20_000
 	reqs, answers := 0, 0
 	for step := range seconds * 100 {
-		answers += b.flood(rnd, rate/100)
+		answers += b.flood(rnd, rate/100, tcp)
 		reqs += rate / 100
 		accept()
 		nw.now = nw.now.Add(10 * ms)
