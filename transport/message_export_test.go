@@ -10,3 +10,6 @@ func Arrived(c *Conn) int {
 	}
 	return int(c.arrived)
 }
+
+// Uncompressed makes a stream forget what was agreed: it writes, and reads, bare bytes.
+func Uncompressed(s *Stream) { s.pack = nil }

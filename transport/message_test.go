@@ -862,3 +862,10 @@ func TestMessageProperty(t *testing.T) {
 		}
 	})
 }
+
+// netipPort and addrOf name a service port, of ours and of a device.
+func netipPort(port uint16) netip.AddrPort { return netip.AddrPortFrom(netip.Addr{}, port) }
+
+func addrOf(d *transport.Device, port uint16) netip.AddrPort {
+	return netip.AddrPortFrom(d.LocalAddr().Addr(), port)
+}

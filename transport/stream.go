@@ -37,6 +37,9 @@ type Stream struct {
 
 	local, remote StreamAddr
 
+	compression Compression // as configured
+	pack        *streamPack // nil when bytes travel as they are
+
 	rlock, wlock sync.Mutex // one reader, one writer at a time
 	r, w, c      waiter     // the reader, the writer, and who closes
 	rdl, wdl     deadline
@@ -80,8 +83,14 @@ func (s *Stream) RemoteAddr() net.Addr { return &s.remote }
 // Read reads what is there, up to len(b) bytes, and waits only if there is nothing.
 func (s *Stream) Read(b []byte) (int, error) {
 	s.rlock.Lock()
-	n, err := s.read(b)
-	s.rlock.Unlock()
+	defer s.rlock.Unlock()
+	var n int
+	var err error
+	if s.pack != nil && len(b) > 0 {
+		n, err = s.readPacked(b)
+	} else {
+		n, err = s.read(b)
+	}
 	return n, s.opError("read", err)
 }
 
@@ -156,6 +165,9 @@ func (s *Stream) consume(n int) {
 func (s *Stream) WriteTo(w io.Writer) (total int64, err error) {
 	s.rlock.Lock()
 	defer s.rlock.Unlock()
+	if s.pack != nil {
+		return s.writeToPacked(w)
+	}
 	for {
 		piece, _, err := s.awaitData(1)
 		if errors.Is(err, io.EOF) {
@@ -183,8 +195,14 @@ func (s *Stream) WriteTo(w io.Writer) (total int64, err error) {
 // error: then n bytes are on their way.
 func (s *Stream) Write(b []byte) (int, error) {
 	s.wlock.Lock()
-	n, err := s.write(b)
-	s.wlock.Unlock()
+	defer s.wlock.Unlock()
+	var n int
+	var err error
+	if s.pack != nil && len(b) > 0 {
+		n, err = s.pack.w.Write(b)
+	} else {
+		n, err = s.write(b)
+	}
 	return n, s.opError("write", err)
 }
 
@@ -277,6 +295,9 @@ func (s *Stream) send(n int) error {
 func (s *Stream) ReadFrom(r io.Reader) (total int64, err error) {
 	s.wlock.Lock()
 	defer s.wlock.Unlock()
+	if s.pack != nil {
+		return s.readFromPacked(r)
+	}
 	ring := s.memory.sendBuf
 	for {
 		off, room, err := s.awaitRoom(len(ring) / 4)

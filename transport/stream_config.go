@@ -9,6 +9,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/doorbell-rdma/doorbell/internal/pack"
 	"github.com/doorbell-rdma/doorbell/internal/rsocket"
 	"github.com/doorbell-rdma/doorbell/verbs"
 )
@@ -29,6 +30,10 @@ type StreamConfig struct {
 	// KeepAlive is how often the peer is asked whether it is there, when nothing else is under
 	// way to it: 0 means never, as in Linux. The stream to one that is not fails.
 	KeepAlive time.Duration
+	// Compression is what this side's bytes are compressed with, in blocks, if the peer is a
+	// Doorbell stream that compresses too; its method may be the other one. A block that fails
+	// half-way through a deadline goes out with the next Write, not with CloseWrite or Close.
+	Compression Compression
 	// MTU, AckTimeout and RemotePort are those of ConnParam.
 	MTU        verbs.MTU
 	AckTimeout time.Duration
@@ -166,9 +171,10 @@ func (cfg StreamConfig) newStream(d *Device) (*Stream, ConnParam, error) {
 // allocate makes the queues and the memory. When it fails the caller releases what there is.
 func (s *Stream) allocate(cfg *StreamConfig) (p ConnParam, err error) {
 	send, recv, messages, err := cfg.sizes()
-	if err != nil {
+	if err := errors.Join(err, cfg.Compression.check()); err != nil {
 		return p, err
 	}
+	s.compression = cfg.Compression
 	// A domain of its own: the peer's keys reach this stream's memory only.
 	pd, err := s.dev.AllocPD()
 	if err != nil {
@@ -186,7 +192,7 @@ func (s *Stream) allocate(cfg *StreamConfig) (p ConnParam, err error) {
 	}
 	ring, target := s.memory.recv.Remote(), s.memory.target.Remote()
 	s.conn, err = rsocket.New(rsocket.Config{
-		SendBuffer: send, SendDepth: messages, Credits: messages,
+		SendBuffer: send, SendDepth: messages, Credits: messages, Offer: uint8(cfg.Compression.accepts()),
 		Ring:   rsocket.Buffer{Addr: ring.Addr, RKey: ring.RKey, Length: ring.Length},
 		Target: rsocket.Buffer{Addr: target.Addr, RKey: target.RKey}, TargetMem: s.memory.target.Bytes(),
 	})
@@ -218,6 +224,7 @@ func (s *Stream) start(peer rsocket.ConnData) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.conn.Start(peer)
+	s.pack = newStreamPack(s, s.compression, pack.Set(peer.Offer))
 	s.advance(nil) // grants the second half of our buffer
 	if s.keepAlive > 0 {
 		s.alive = time.AfterFunc(s.keepAlive, s.keepalive)
