@@ -1,0 +1,7 @@
+//go:build soak
+
+package transport_test
+
+import "time"
+
+const httpFor = time.Minute
