@@ -135,11 +135,11 @@ func BenchmarkMessageStream64K(b *testing.B) {
 // the program's per second, whatever goes over the wire.
 func BenchmarkMessageCompressed(b *testing.B) {
 	i := 0
-	for _, kind := range payloads {
+	for _, kind := range Payloads {
 		for _, c := range []transport.Compression{transport.CompressNone, transport.CompressS2, transport.CompressZstd} {
 			i++
-			b.Run(fmt.Sprintf("%s/%v", kind.name, c), func(b *testing.B) {
-				messageStream(b, fmt.Sprintf("127.3.54.%d", 2*i), fmt.Sprintf("127.3.54.%d", 2*i+1), transport.MessageConfig{Compression: c}, kind.make(65536))
+			b.Run(fmt.Sprintf("%s/%v", kind, c), func(b *testing.B) {
+				messageStream(b, fmt.Sprintf("127.3.54.%d", 2*i), fmt.Sprintf("127.3.54.%d", 2*i+1), transport.MessageConfig{Compression: c}, Payload(kind, 65536))
 			})
 		}
 	}

@@ -1,42 +1,19 @@
 package bench
 
 import (
-	"bytes"
 	"fmt"
-	"math/rand/v2"
 	"sync"
 	"testing"
 
 	"github.com/doorbell-rdma/doorbell/internal/pack"
 )
 
-// payloads are the sorts of data that compression is measured with.
-var payloads = []struct {
-	name string
-	make func(n int) []byte
-}{
-	{"random", func(n int) []byte {
-		b := make([]byte, n)
-		_, _ = rand.NewChaCha8([32]byte{1}).Read(b) // never fails
-		return b
-	}},
-	{"text", func(n int) []byte {
-		var b bytes.Buffer
-		for i := uint32(0); b.Len() < n; i++ {
-			fmt.Fprintf(&b, "ts=%d level=info msg=\"queue pair moved\" qpn=0x%06x from=RTR to=RTS took=%dus\n",
-				1700000000+i*17, i*2654435761&0xffffff, i*i%977)
-		}
-		return b.Bytes()[:n]
-	}},
-	{"zero", func(n int) []byte { return make([]byte, n) }},
-}
-
 // BenchmarkPack is one block of 64 KiB packed; for random data, looked at and refused.
 func BenchmarkPack(b *testing.B) {
-	for _, kind := range payloads {
+	for _, kind := range Payloads {
 		for _, m := range []pack.Method{pack.S2, pack.Zstd} {
-			b.Run(fmt.Sprintf("%s/%v", kind.name, m), func(b *testing.B) {
-				src, e := kind.make(pack.BlockLen), pack.NewEncoder(m)
+			b.Run(fmt.Sprintf("%s/%v", kind, m), func(b *testing.B) {
+				src, e := Payload(kind, pack.BlockLen), pack.NewEncoder(m)
 				dst := make([]byte, 0, pack.PackedLen(len(src)))
 				n := len(src)
 				b.SetBytes(int64(len(src)))
@@ -54,10 +31,10 @@ func BenchmarkPack(b *testing.B) {
 
 // BenchmarkUnpack is one block of 64 KiB unpacked.
 func BenchmarkUnpack(b *testing.B) {
-	for _, kind := range payloads[1:] {
+	for _, kind := range Payloads[1:] {
 		for _, m := range []pack.Method{pack.S2, pack.Zstd} {
-			b.Run(fmt.Sprintf("%s/%v", kind.name, m), func(b *testing.B) {
-				src := kind.make(pack.BlockLen)
+			b.Run(fmt.Sprintf("%s/%v", kind, m), func(b *testing.B) {
+				src := Payload(kind, pack.BlockLen)
 				p, ok := pack.NewEncoder(m).Pack(nil, src)
 				if !ok {
 					b.Fatal("not packed")

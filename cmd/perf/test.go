@@ -27,6 +27,8 @@ type testFlags struct {
 	gbits    bool
 	json     bool
 	jsonFile string
+	compress string // of send_bw: messages instead of verbs, if it is not ""
+	payload  string
 }
 
 // about says of each test what it does, in a line and in full.
@@ -121,11 +123,17 @@ func (a *app) test(test bench.Test) *cobra.Command {
 		f.BoolVarP(&t.p.Bidirectional, "bidirectional", "b", false, "measure in both directions at once")
 		f.BoolVar(&t.gbits, "report_gbits", false, "report Gb/sec instead of MiB/sec")
 	}
+	if test == bench.SendBW {
+		t.registerMessages(cmd)
+	}
 	f.BoolVar(&t.json, "out_json", false, "print the report as JSON, and nothing else on stdout")
 	f.StringVar(&t.jsonFile, "out_json_file", "", "write the report as JSON to `FILE`")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if err := t.check(cmd); err != nil {
 			return err
+		}
+		if t.compress != "" {
+			return a.messages(cmd.Context(), t, args)
 		}
 		if len(args) == 0 {
 			return a.serveOnce(cmd.Context(), t)
@@ -165,6 +173,9 @@ func (t *testFlags) check(cmd *cobra.Command) error {
 	}
 	if err := t.p.Check(); err != nil {
 		return usageError{err}
+	}
+	if err := t.checkMessages(cmd); err != nil {
+		return err
 	}
 	_, err := t.config()
 	return err
