@@ -140,6 +140,9 @@ func (c *CQ) await(ctx context.Context, bell *park.Bell, ready func(*CQ) bool) e
 		if c.dev.spin > 0 && c.spin(ctx, ready) {
 			continue
 		}
+		if w := c.dev.ports[0].watch; w != nil && w.wait(ctx, c, ready) {
+			continue
+		}
 		// Armed first, looked at again after: what happens from now on rings.
 		ticket := bell.Arm()
 		if c.dev.spin > 0 {
@@ -155,7 +158,8 @@ func (c *CQ) await(ctx context.Context, bell *park.Bell, ready func(*CQ) bool) e
 
 // sleep parks until the bell rings or ctx ends; await finds out which.
 func (c *CQ) sleep(ctx context.Context, bell *park.Bell, ticket park.Ticket) {
-	c.dev.handBack()
+	c.dev.park()
+	defer c.dev.unpark()
 	if c.dev.seats.TryTake() {
 		defer c.dev.seats.Leave()
 		_ = bell.SleepThread(ctx, ticket, -1)
@@ -187,6 +191,15 @@ func (c *CQ) spin(ctx context.Context, ready func(*CQ) bool) bool {
 		if c.closed.Load() || time.Since(start) >= c.dev.spin {
 			return false
 		}
+	}
+}
+
+// stir has everyone who waits look at the condition again: for conditions that others change
+// than the owner of the role.
+func (c *CQ) stir() {
+	c.bell.Ring()
+	if w := c.dev.ports[0].watch; w != nil && w.cq.Load() == c {
+		w.p.role.Nudge()
 	}
 }
 
@@ -276,6 +289,6 @@ func (c *CQ) event(t verbs.EventType) verbs.Event { return verbs.Event{Type: t, 
 
 func (c *CQ) shut() {
 	c.closed.Store(true)
-	c.bell.Ring()
+	c.stir()
 	c.notify.bell.Ring()
 }

@@ -218,10 +218,16 @@ func (d *Device) drive() {
 	}
 }
 
-// handBack has the wires' threads take over from a waiter that has driven and parks now.
-func (d *Device) handBack() {
+// park has the wires' threads take over from a waiter that parks now; unpark comes after.
+func (d *Device) park() {
 	for _, p := range d.ports {
-		p.role.HandBack()
+		p.role.Park()
+	}
+}
+
+func (d *Device) unpark() {
+	for _, p := range d.ports {
+		p.role.Unpark()
 	}
 }
 

@@ -230,4 +230,7 @@ func (u upcalls) Completions(lane *qp.CQ, solicited bool) {
 	c := lane.Tag.(*CQ)
 	c.bell.RingVia(u.p.dev.waker)
 	c.notify.completed(solicited, u.p.dev.waker)
+	if w := u.p.watch; w != nil {
+		w.completed(c)
+	}
 }

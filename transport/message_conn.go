@@ -180,7 +180,7 @@ func (c *Conn) lock(ctx context.Context, mu *sync.Mutex, cond func(*Conn) (bool,
 // changed tells waiters to look again.
 func (c *Conn) changed() {
 	c.changes.Add(1)
-	c.cq.bell.Ring()
+	c.cq.stir()
 }
 
 // poll takes the completions that are there, and reports what is to be reported.

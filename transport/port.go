@@ -3,6 +3,7 @@ package transport
 import (
 	"errors"
 	"runtime"
+	"sync/atomic"
 	"time"
 
 	"github.com/doorbell-rdma/doorbell/internal/role"
@@ -11,14 +12,15 @@ import (
 	"github.com/doorbell-rdma/doorbell/verbs"
 )
 
-// How long the wire's thread rests while others drive: shortNap, and for each nap during
-// which they drove more than busyDrives times twice as long, up to longNap. Packets and
-// deadlines are late by at most this much when a spinner stops spinning without parking.
+// How long the wire's thread rests while others drive: shortNap, and twice as long after each
+// nap during which they drove busyDrives times for each shortNap of it, up to longNap. Packets
+// and deadlines are late by at most this much when a driver stops without parking; a post
+// that cannot leave at once ends a long nap.
 // Every look of the thread takes its processor from a spinner for tens of microseconds.
 const (
 	shortNap   = 500 * time.Microsecond
 	longNap    = 4 * time.Millisecond
-	busyDrives = 32
+	busyDrives = 4
 )
 
 // port is one wire with its socket, its thread and the role that says who may drive it.
@@ -29,6 +31,8 @@ type port struct {
 	poll  *udp.Poller
 	wire  *wire.Wire
 	role  *role.Role
+
+	watch *watch // how a waiter rests in the thread's place; nil where none can
 
 	transmit func() // sends what posters left; made once, so that a post allocates nothing
 	failed   bool   // the link's death was reported; owner of the role
@@ -53,6 +57,11 @@ func newPort(d *Device, index int, sock *udp.Socket) (*port, error) {
 		return nil, err
 	}
 	p.role = role.New(driver{p}, newSleeper(p))
+	if udp.Direct { // and a device has one port: nobody can sleep on two sockets
+		if p.watch, err = newWatch(p); err != nil {
+			return nil, errors.Join(err, p.poll.Close())
+		}
+	}
 	p.transmit = func() { p.wire.Transmit(d.now()) }
 	return p, nil
 }
@@ -102,6 +111,9 @@ func (p *port) close() error {
 		err = nil // the thread has ended already, which is what was wanted
 	}
 	<-p.done
+	if p.watch != nil {
+		err = errors.Join(err, p.watch.close())
+	}
 	return errors.Join(err, p.poll.Close(), p.sock.Close())
 }
 
@@ -137,6 +149,7 @@ type sleeper struct {
 	want udp.Events
 
 	nap   time.Duration // the next one
+	long  atomic.Bool   // the present one is more than short
 	timer *time.Timer
 	rouse chan struct{} // holds a token after Rouse
 }
@@ -164,9 +177,10 @@ func (s *sleeper) Sleep(until verbs.Instant) {
 }
 
 func (s *sleeper) Nap(driven uint64) {
-	if driven < busyDrives {
+	if driven < busyDrives*uint64(s.nap/shortNap) {
 		s.nap = shortNap
 	}
+	s.long.Store(s.nap > shortNap)
 	s.timer.Reset(s.nap)
 	select {
 	case <-s.timer.C:
@@ -174,6 +188,18 @@ func (s *sleeper) Nap(driven uint64) {
 	case <-s.rouse:
 		s.timer.Stop()
 		s.nap = shortNap
+	}
+	s.long.Store(false)
+}
+
+func (s *sleeper) Doze() {
+	<-s.rouse
+	s.nap = shortNap
+}
+
+func (s *sleeper) Hurry() {
+	if s.long.Load() && s.long.Swap(false) {
+		s.Rouse()
 	}
 }
 

@@ -145,6 +145,10 @@ func (r *Role) Close(last func()) error {
 		r.sleeper.Rouse()
 		<-c.exited
 	}
+	for r.seat.Load() {
+		r.Nudge()
+		runtime.Gosched()
+	}
 	r.bed.Store(awake) // nobody wakes from now on, but some may be about to
 	for r.wakers.Load() != 0 {
 		runtime.Gosched()

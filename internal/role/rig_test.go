@@ -59,13 +59,17 @@ type sock struct {
 	readable bool
 	packets  int
 	now      verbs.Instant
+	roused   bool
 	sleeping bool // in Sleep, with no reason to get up
+	dozing   bool // in Doze likewise
+	chair    chair
 	dead     bool // Close has returned: nobody may come
 }
 
 func newSock(edge bool) *sock {
 	s := &sock{edge: edge}
 	s.cond.L = &s.mu
+	s.chair.s = s
 	return s
 }
 
@@ -110,8 +114,8 @@ func (s *sock) Nap(uint64) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		s.alive()
-		t := s.token
-		s.token = false
+		t := s.roused
+		s.roused = false
 		return t
 	}
 	if s.nap != nil {
@@ -126,7 +130,70 @@ func (s *sock) Nap(uint64) {
 	}
 }
 
-func (s *sock) Rouse() { s.Wake() }
+// Doze is a Nap that only Rouse ends; they have a token of their own.
+func (s *sock) Doze() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.alive()
+	for !s.roused {
+		s.dozing = true
+		s.cond.Wait()
+		s.dozing = false
+	}
+	s.roused = false
+}
+
+func (s *sock) Rouse() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.alive()
+	s.roused = true
+	s.stir()
+}
+
+// Hurry may be called after Close.
+func (s *sock) Hurry() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.dead && rand.IntN(2) == 0 {
+		s.roused = true
+		s.stir()
+	}
+}
+
+// chair is where a watcher sleeps on the same socket: a Watcher, level-triggered.
+type chair struct {
+	s        *sock
+	token    bool
+	sleeping bool
+}
+
+func (c *chair) Sleep(until verbs.Instant) {
+	s := c.s
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.alive()
+	for !c.token && s.packets == 0 && (until == verbs.Never || until > s.now) {
+		c.sleeping = true
+		s.cond.Wait()
+		c.sleeping = false
+	}
+	c.token = false
+}
+
+func (c *chair) Wake() {
+	c.s.mu.Lock()
+	defer c.s.mu.Unlock()
+	c.s.alive()
+	c.token = true
+	c.s.stir()
+}
+
+func (c *chair) asleep() bool {
+	c.s.mu.Lock()
+	defer c.s.mu.Unlock()
+	return c.sleeping
+}
 
 func (s *sock) Wake() {
 	s.mu.Lock()
@@ -139,7 +206,7 @@ func (s *sock) Wake() {
 // stir wakes the sleeping thread to look for a reason; it counts as up from here on, so that
 // nobody takes it for being at rest.
 func (s *sock) stir() {
-	s.sleeping = false
+	s.sleeping, s.dozing, s.chair.sleeping = false, false, false
 	s.cond.Broadcast()
 }
 
@@ -149,8 +216,8 @@ func (s *sock) deliver() {
 	s.packets++
 	if s.armed {
 		s.readable = true
-		s.stir()
 	}
+	s.stir()
 }
 
 func (s *sock) recv(batch int) int {
@@ -178,7 +245,7 @@ func (s *sock) clock() verbs.Instant {
 func (s *sock) asleep() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.sleeping
+	return s.sleeping || s.dozing && s.chair.sleeping
 }
 
 // wire is a driver with random work. Its fields without atomics belong to the owner of the
@@ -269,6 +336,7 @@ type bell struct {
 	armed atomic.Bool
 	taken atomic.Int64 // completions that the waiter has taken
 	hand  bool         // hand back before parking, now and then
+	sit   bool         // watch instead of parking, now and then
 
 	mu     sync.Mutex
 	cond   sync.Cond
@@ -283,6 +351,7 @@ func (b *bell) complete(n int) {
 	if b.armed.Swap(false) {
 		b.ring(nil)
 	}
+	b.role.Completed()
 }
 
 func (b *bell) ring(err error) {
@@ -308,7 +377,22 @@ func (b *bell) Arm() {
 func (b *bell) Disarm() { b.armed.Store(false) }
 
 func (b *bell) Park() error {
-	if b.hand && rand.IntN(2) == 0 {
+	if b.sit && rand.IntN(4) > 0 && b.role.Sit() {
+		b.role.Watch(func() bool {
+			b.mu.Lock()
+			defer b.mu.Unlock()
+			return b.rung || b.cqe.Load() > 0
+		})
+		b.role.Rise()
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		b.rung = false
+		return b.err
+	}
+	if b.sit {
+		b.role.Park()
+		defer b.role.Unpark()
+	} else if b.hand && rand.IntN(2) == 0 {
 		b.role.HandBack()
 	}
 	b.mu.Lock()
@@ -340,6 +424,7 @@ func (b *bell) wait() (end func(t *testing.T)) {
 	}()
 	return func(t *testing.T) {
 		b.ring(over)
+		b.role.Nudge()
 		if err := <-done; err != over {
 			t.Error(err)
 		}
@@ -362,6 +447,7 @@ func newRig(t testing.TB, edge bool) *rig {
 	w.bell.cond.L = &w.bell.mu
 	r := &rig{Role: New(w, s), t: t, w: w, s: s}
 	w.bell.role = r.Role
+	r.SetWatcher(&s.chair)
 	return r
 }
 
@@ -422,9 +508,12 @@ func (r *rig) disturb(rng *rand.Rand) {
 // rest reports whether nothing can move any more: the thread sleeps, and so does the waiter
 // if there is one. All others must have returned.
 func (r *rig) rest(waiter bool) bool {
-	n := r.Counters.Sleeps.Load()
-	return r.s.asleep() && (!waiter || r.w.bell.resting()) &&
-		n == r.Counters.Sleeps.Load() && r.s.asleep()
+	sleeps := func() uint64 {
+		c := &r.Counters
+		return c.Sleeps.Load() + c.Dozes.Load() + c.Watches.Load()
+	}
+	n := sleeps()
+	return r.s.asleep() && (!waiter || r.w.bell.resting() || r.s.chair.asleep()) && n == sleeps() && r.s.asleep()
 }
 
 // until waits for a condition that must come about by itself.

@@ -35,17 +35,23 @@ type Sleeper interface {
 	// end it. driven says how often others drove since the thread looked last: who drives
 	// all the time needs the thread the less.
 	Nap(driven uint64)
-	// Wake ends the present Sleep, Rouse the present Nap. Both keep: when the thread does not
-	// rest so, the next Sleep or Nap ends at once; two may count as one. Any goroutine, under
+	// Doze is a Nap without end.
+	Doze()
+	// Wake ends the present Sleep, Rouse the present Nap or Doze. Both keep: when the thread
+	// does not rest so, the next one ends at once; two may count as one. Any goroutine, under
 	// the role or not, as long as Close has not returned.
 	Wake()
 	Rouse()
+	// Hurry ends the present Nap if it is a long one: something was posted that should not
+	// wait for so long. It may be called at any time, also after Close.
+	Hurry()
 }
 
 // What bed holds beside the instant until which the thread sleeps.
 const (
 	awake    = math.MinInt64 + iota // at work, or woken: it will look without being told
 	napping                         // it will look by itself soon
+	dozing                          // a waiter sleeps on the socket and looks in its place
 	summoned                        // a parking waiter asks it to take over without delay
 	earliest                        // instants from here on
 )
@@ -62,8 +68,18 @@ type Role struct {
 	wakers atomic.Int32
 	_      [112]byte
 
+	// cot is to the watcher what bed is to the thread: awake, also when there is none, or
+	// until when it sleeps. seat is taken while there is one.
+	cot  atomic.Int64
+	seat atomic.Bool
+	// waiters counts those who are parked without the seat.
+	waiters atomic.Int32
+	shy     atomic.Int32
+	_       [100]byte
+
 	driver   Driver
 	sleeper  Sleeper
+	watcher  Watcher // nil: no seat
 	commands commands
 
 	// Counters may be read by anyone.
@@ -72,9 +88,10 @@ type Role struct {
 
 // Counters are totals since New.
 type Counters struct {
-	// Naps and Sleeps count how often the thread rested, Wakes how often it was woken by a
-	// call of Wake; HandOvers the owners that ran out of budget; Commands those run.
-	Naps, Sleeps, Wakes, HandOvers, Commands atomic.Uint64
+	// Naps, Dozes and Sleeps count how often the thread rested, Watches how often a waiter
+	// slept in its place, Wakes how often either was woken by a call; HandOvers the owners
+	// that ran out of budget; Commands those run.
+	Naps, Dozes, Sleeps, Watches, Wakes, HandOvers, Commands atomic.Uint64
 }
 
 // New makes a free role over d and s. Until Run is called nobody but takers drives, and
@@ -82,6 +99,7 @@ type Counters struct {
 func New(d Driver, s Sleeper) *Role {
 	r := &Role{driver: d, sleeper: s}
 	r.bed.Store(awake)
+	r.cot.Store(awake)
 	r.commands.init()
 	return r
 }
@@ -124,13 +142,17 @@ func (r *Role) TryDrive(fn func()) bool {
 }
 
 // Ring has work that was marked ready before looked at. Call it after the first mark only.
-// When the role is owned, the owner gets a note; when it is free, the thread is woken if it
-// sleeps, and looks by itself within a nap if it naps: only a sleeping thread costs a system
-// call, and only the first ring of a sleep. Any goroutine, also under the role.
+// When the role is owned, the owner gets a note; when it is free, the watcher or the thread is
+// woken if it sleeps, and the thread looks by itself within a short nap if it naps: only
+// a sleeper costs a system call, and only the first ring of a sleep. Any goroutine, also under
+// the role.
 func (r *Role) Ring() {
 	if !r.word.Note() {
 		yield.Point()
 		r.kick(earliest - 1)
+		if r.bed.Load() == napping {
+			r.sleeper.Hurry()
+		}
 	}
 }
 
@@ -146,7 +168,7 @@ func (r *Role) HandBack() {
 			if r.bed.CompareAndSwap(awake, summoned) {
 				return
 			}
-		case napping:
+		case napping, dozing:
 			if r.wake(b, summoned) {
 				return
 			}
@@ -207,8 +229,11 @@ func (r *Role) handOver() {
 	r.kick(earliest - 1)
 }
 
-// kick wakes the thread if it sleeps until later than t.
+// kick wakes the watcher, or if none sleeps the thread, if it sleeps until later than t.
 func (r *Role) kick(t int64) {
+	if r.wakeWatcher(t) {
+		return
+	}
 	if b := r.bed.Load(); b >= earliest && b > t {
 		// When the swap fails the thread was woken in between, or got up and looked by itself.
 		r.wake(b, awake)
@@ -224,7 +249,7 @@ func (r *Role) wake(from, to int64) bool {
 	if ok {
 		yield.Point()
 		r.Counters.Wakes.Add(1)
-		if from == napping {
+		if from == napping || from == dozing {
 			r.sleeper.Rouse()
 		} else {
 			r.sleeper.Wake()

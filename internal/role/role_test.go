@@ -365,6 +365,8 @@ func (nothing) Disarm()                     {}
 func (nothing) Sleep(verbs.Instant)         {}
 func (nothing) Nap(uint64)                  {}
 func (nothing) Rouse()                      {}
+func (nothing) Doze()                       {}
+func (nothing) Hurry()                      {}
 func (nothing) Wake()                       {}
 
 func BenchmarkTakeLeave(b *testing.B) {

@@ -74,10 +74,10 @@ func TestCommandIsRun(t *testing.T) {
 }
 
 func TestWaiterWakesUp(t *testing.T) {
-	for _, hand := range []bool{false, true} {
+	for how := range 3 {
 		atProcs(t, func(t *testing.T, r *rig) {
 			b := &r.w.bell
-			b.hand = hand
+			b.hand, b.sit = how == 1, how == 2
 			end := b.wait()
 			eachRound(t, r, true, func(i int64, rng *rand.Rand, c *crowd) {
 				// The second one comes while the waiter takes the first or parks again.
@@ -103,9 +103,14 @@ func TestWaiterWakesUp(t *testing.T) {
 
 // Everything at once, with time that moves only when all is at rest: then nothing may be left.
 func TestNothingIsLeftAtRest(t *testing.T) {
+	t.Run("parking", func(t *testing.T) { nothingIsLeftAtRest(t, false) })
+	t.Run("watching", func(t *testing.T) { nothingIsLeftAtRest(t, true) })
+}
+
+func nothingIsLeftAtRest(t *testing.T, sit bool) {
 	atProcs(t, func(t *testing.T, r *rig) {
 		b := &r.w.bell
-		b.hand = true
+		b.hand, b.sit = !sit, sit
 		end := b.wait()
 		c := newCrowd(3, func(rng *rand.Rand) {
 			for range 1 + rng.IntN(3) {
@@ -133,5 +138,8 @@ func TestNothingIsLeftAtRest(t *testing.T) {
 			r.s.advance(now + 1)
 		}
 		end(t)
+		if c := &r.Counters; sit != (c.Watches.Load() > 0) || sit != (c.Dozes.Load() > 0) {
+			t.Errorf("watched %d times, dozed %d times", c.Watches.Load(), c.Dozes.Load())
+		}
 	})
 }

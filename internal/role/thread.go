@@ -11,7 +11,7 @@ import (
 //
 //	 +--------------- drives changed, or owned ----------------+
 //	 v                                                         |
-//	nap ----> look: take quietly, step until nothing is left --+
+//	nap ----> look: take quietly, step until nothing is left --+--> doze, if a watcher sits
 //	           ^                                               | no drive since the
 //	           |                                               v last look, or summoned
 //	           +------- sleep <- release <- bed <- step <- arm +
@@ -33,7 +33,7 @@ func (r *Role) Run() {
 			return
 		}
 		d := r.word.Drives()
-		if d == seen || call {
+		if (d == seen || call) && !r.seat.Load() {
 			seen = d
 			until, ok := r.toBed()
 			if !ok {
@@ -47,7 +47,11 @@ func (r *Role) Run() {
 				return
 			}
 		}
-		call = r.nap(d - seen)
+		if d == seen && r.seat.Load() {
+			call = r.doze()
+		} else {
+			call = r.nap(d - seen)
+		}
 		seen = d
 	}
 }

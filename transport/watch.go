@@ -1,0 +1,100 @@
+package transport
+
+import (
+	"context"
+	"sync/atomic"
+
+	"github.com/doorbell-rdma/doorbell/internal/udp"
+	"github.com/doorbell-rdma/doorbell/verbs"
+)
+
+// watch is the seat on a port's socket that a waiter may take instead of parking: a packet then
+// wakes the waiter itself, which saves one wake-up in two. Who sits owns the fields, but for
+// cq, which owners of the role read.
+type watch struct {
+	p    *port
+	poll *udp.Poller
+	cq   atomic.Pointer[CQ] // whose completions wake the one who sits
+
+	ctx   context.Context
+	ready func(*CQ) bool
+	done  func() bool // made once, so that a wait allocates nothing
+
+	// heard is the context that nudges when it ends, and unhear takes that back. It is kept
+	// from wait to wait, since most programs wait with the same one.
+	heard  <-chan struct{}
+	unhear func() bool
+}
+
+func newWatch(p *port) (*watch, error) {
+	poll, err := udp.NewPoller(p.sock)
+	if err != nil {
+		return nil, err
+	}
+	w := &watch{p: p, poll: poll}
+	w.done = func() bool {
+		c := w.cq.Load()
+		return w.ready(c) || c.stopped(w.ctx) != nil
+	}
+	p.role.SetWatcher(w)
+	return w, nil
+}
+
+// Sleep and Wake are the role's.
+func (w *watch) Sleep(until verbs.Instant) {
+	timeout := int64(-1)
+	if until != verbs.Never {
+		timeout = max(0, int64(until-w.p.dev.now()))
+	}
+	// An error is the end of the device, or memory the kernel has not got just now.
+	_, _ = w.poll.Wait(udp.Readable, timeout)
+}
+
+// Wake: see Sleep.
+func (w *watch) Wake() { w.poll.Kick() }
+
+// wait sleeps on the socket until c is ready or stopped. It is false when somebody else does,
+// or when it had to give up: then the caller parks.
+func (w *watch) wait(ctx context.Context, c *CQ, ready func(*CQ) bool) bool {
+	r := w.p.role
+	if !r.Sit() {
+		return false
+	}
+	w.ctx, w.ready = ctx, ready
+	w.cq.Store(c)
+	w.hear(ctx)
+	ok := r.Watch(w.done)
+	w.cq.Store(nil)
+	w.ctx, w.ready = nil, nil
+	r.Rise()
+	return ok
+}
+
+func (w *watch) hear(ctx context.Context) {
+	done := ctx.Done()
+	if done == w.heard {
+		return
+	}
+	if w.unhear != nil {
+		w.unhear()
+		w.unhear = nil
+	}
+	if w.heard = done; done != nil {
+		w.unhear = context.AfterFunc(ctx, w.p.role.Nudge)
+	}
+}
+
+// completed is told that c has something new, by the owner of the role.
+func (w *watch) completed(c *CQ) {
+	if w.cq.Load() == c {
+		w.p.role.Completed()
+	}
+}
+
+// close comes after the role's.
+func (w *watch) close() error {
+	if w.unhear != nil {
+		w.unhear()
+	}
+	return w.poll.Close()
+}
