@@ -103,8 +103,8 @@ func (s *Stream) cq(why rsocket.Blocked) *CQ {
 // kick makes w look around.
 func (s *Stream) kick(w *waiter) {
 	w.gen.Add(1)
-	s.recvCQ.stir()
-	s.sendCQ.stir()
+	s.recvCQ.bell.Ring()
+	s.sendCQ.bell.Ring()
 }
 
 // advance takes what has completed, and posts what is due. self is who calls. The caller
@@ -164,7 +164,7 @@ func (s *Stream) advance(self *waiter) {
 }
 
 // takeSends takes the completions of sends and reports whether there were any.
-func (s *Stream) takeSends() (any bool) {
+func (s *Stream) takeSends() (some bool) {
 	for {
 		n := s.sendCQ.take(s.wcs[:])
 		for i := range s.wcs[:n] {
@@ -174,9 +174,9 @@ func (s *Stream) takeSends() (any bool) {
 			}
 			s.conn.Sent(s.wcs[i].WRID)
 		}
-		any = any || n > 0
+		some = some || n > 0
 		if n < len(s.wcs) {
-			return any
+			return some
 		}
 	}
 }
@@ -225,7 +225,7 @@ func (s *Stream) repost() {
 		n, err := s.qp.PostRecvList(noBuffers[:min(s.spent, len(noBuffers))])
 		s.spent -= n
 		if err != nil {
-			s.fail(err)
+			_ = s.fail(err) // it is remembered
 			return
 		}
 	}

@@ -142,7 +142,7 @@ func TestWorkedExample(t *testing.T) {
 	server.Consume(n - 1)
 	wantControls(t, e)
 	server.Consume(1)
-	wantControls(t, e, fmt.Sprintf("imm %08x addr 55fe3c966000 key 905 inline 00300e79cc7f00007e0a000000000800", 0x80000000+messages+1+384))
+	wantControls(t, e, fmt.Sprintf("imm %08x addr 55fe3c966000 key 905 inline 00300e79cc7f00007e0a000000000800", 0x80000000+uint32(messages+1+384)))
 	// Our first message goes to the client's first buffer.
 	var m Message
 	if n, why := server.Room(16); n != 16 || why != BlockedNot {
@@ -182,7 +182,7 @@ func TestEntryOrder(t *testing.T) {
 			}
 			a.Consume(4096)
 		}
-		wantControls(t, a, fmt.Sprintf("imm %08x addr %s key 7 inline %016x%08x%08x", 0x80000040+i, slot, addr, 1, 4096))
+		wantControls(t, a, fmt.Sprintf("imm %08x addr %s key 7 inline %016x%08x%08x", 0x80000040+uint32(i), slot, addr, 1, 4096))
 	}
 }
 
