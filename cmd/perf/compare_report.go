@@ -61,6 +61,7 @@ const (
 	verdictNone  = ""
 	verdictSkip  = "skipped"
 	verdictFail  = "FAILED"
+	verdictNoise = "too noisy" // held against the mark it would be chance
 )
 
 // report makes the report of what has been measured.
@@ -125,7 +126,10 @@ func (e *arena) judge(r *pairing) rowReport {
 		out.Notes = append(out.Notes, fmt.Sprintf("from %d runs only", n))
 	}
 	if ourNotes+theirNotes > 0 {
-		out.Notes = append(out.Notes, "noisy")
+		out.Notes = append(out.Notes, "others used the CPUs")
+		if r.mark != 0 {
+			out.Verdict = verdictNoise
+		}
 	}
 	for _, one := range e.runs[r.reference.name] {
 		if one.Values["lost"] > 0 {

@@ -88,11 +88,18 @@ func streamParams(payload, train, window int, plain bool) floor.Params {
 var (
 	poll  = []string{"--wait", "poll"}
 	block = []string{"--wait", "block"}
-	// Messages of 1 MiB keep 16 under way, those of 64 B as many as the window.
-	bulk     = []string{"-s", "1048576", "-t", "16", "-r", "64", "-Q", "4"}
+	// Messages of 1 MiB keep 16 under way, those of 64 B as many as the window. Only SENDs
+	// have receives, and READs nothing to copy at post time.
+	bulk     = []string{"-s", "1048576", "-t", "16", "-Q", "4"}
 	bulk64K  = []string{"-s", "65536", "-t", "64", "-r", "256", "-Q", "16"}
-	win64    = []string{"-s", "64", "-t", "64", "-r", "512", "-Q", "16", "-l", "16", "-I", "64"}
-	win2048  = []string{"-s", "64", "-t", "2048", "-r", "8192", "-Q", "128", "-l", "128", "-I", "64"}
+	win64    = []string{"-s", "64", "-t", "64", "-Q", "16", "-l", "16"}
+	win2048  = []string{"-s", "64", "-t", "2048", "-Q", "128", "-l", "128"}
+	inline   = []string{"-I", "64"}
+	recvs64  = []string{"-r", "64"}
+	recvs512 = []string{"-r", "512"}
+	recvs8K  = []string{"-r", "8192"}
+	outs16   = []string{"-o", "16"}
+	outs64   = []string{"-o", "64"}
 	small    = []string{"-s", "64"}
 	stock    = []string{"--rcvbuf", "212992", "--sndbuf", "212992"}
 	plain    = []string{"--no-gso", "--no-gro"}
@@ -113,30 +120,30 @@ var (
 	sendLatOne   = measurement{"Doorbell send_lat, blocking, one CPU", func(ctx context.Context, e *arena) (map[string]float64, error) {
 		return e.product(ctx, e.oneCPU(), "send_lat", small, block)
 	}}
-	send64    = product("send_bw 64 B, window 64", "send_bw", win64, poll)
-	write64   = product("write_bw 64 B, window 64", "write_bw", win64, poll)
-	read64    = product("read_bw 64 B, window 64", "read_bw", win64, poll)
-	send2048  = product("send_bw 64 B, window 2048", "send_bw", win2048, poll)
-	write2048 = product("write_bw 64 B, window 2048", "write_bw", win2048, poll)
-	sendBulk  = product("send_bw 1 MiB", "send_bw", bulk, poll)
+	send64    = product("send_bw 64 B, window 64", "send_bw", win64, recvs512, inline, poll)
+	write64   = product("write_bw 64 B, window 64", "write_bw", win64, inline, poll)
+	read64    = product("read_bw 64 B, window 64", "read_bw", win64, outs64, poll)
+	send2048  = product("send_bw 64 B, window 2048", "send_bw", win2048, recvs8K, inline, poll)
+	write2048 = product("write_bw 64 B, window 2048", "write_bw", win2048, inline, poll)
+	sendBulk  = product("send_bw 1 MiB", "send_bw", bulk, recvs64, poll)
 	writeBulk = product("write_bw 1 MiB", "write_bw", bulk, poll)
-	readBulk  = product("read_bw 1 MiB", "read_bw", bulk, poll)
-	sendBlock = product("send_bw 1 MiB, blocking", "send_bw", bulk, block)
+	readBulk  = product("read_bw 1 MiB", "read_bw", bulk, outs16, poll)
+	sendBlock = product("send_bw 1 MiB, blocking", "send_bw", bulk, recvs64, block)
 
 	sendLatStock  = product("send_lat, stock buffers", "send_lat", small, poll, stock)
-	send64Stock   = product("send_bw 64 B, window 64, stock buffers", "send_bw", win64, poll, stock)
-	send2048Stock = product("send_bw 64 B, window 2048, stock buffers", "send_bw", win2048, poll, stock)
-	sendBulkStock = product("send_bw 1 MiB, stock buffers", "send_bw", bulk, poll, stock)
+	send64Stock   = product("send_bw 64 B, window 64, stock buffers", "send_bw", win64, recvs512, inline, poll, stock)
+	send2048Stock = product("send_bw 64 B, window 2048, stock buffers", "send_bw", win2048, recvs8K, inline, poll, stock)
+	sendBulkStock = product("send_bw 1 MiB, stock buffers", "send_bw", bulk, recvs64, poll, stock)
 	writeStock    = product("write_bw 1 MiB, stock buffers", "write_bw", bulk, poll, stock)
-	readStock     = product("read_bw 1 MiB, stock buffers", "read_bw", bulk, poll, stock)
+	readStock     = product("read_bw 1 MiB, stock buffers", "read_bw", bulk, outs16, poll, stock)
 
-	sendBulkPlain = product("send_bw 1 MiB, no offload", "send_bw", bulk, poll, plain)
-	send64Plain   = product("send_bw 64 B, window 64, no offload", "send_bw", win64, poll, plain)
-	send2048Plain = product("send_bw 64 B, window 2048, no offload", "send_bw", win2048, poll, plain)
+	sendBulkPlain = product("send_bw 1 MiB, no offload", "send_bw", bulk, recvs64, poll, plain)
+	send64Plain   = product("send_bw 64 B, window 64, no offload", "send_bw", win64, recvs512, inline, poll, plain)
+	send2048Plain = product("send_bw 64 B, window 2048, no offload", "send_bw", win2048, recvs8K, inline, poll, plain)
 
-	sendBoth    = product("send_bw 1 MiB, both ways", "send_bw", bulk, poll, bothWays)
+	sendBoth    = product("send_bw 1 MiB, both ways", "send_bw", bulk, recvs64, poll, bothWays)
 	send64K     = product("send_bw 64 KiB", "send_bw", bulk64K, poll)
-	send16QPs   = product("send_bw 1 MiB, 16 QPs", "send_bw", bulk, poll, []string{"-q", "16", "-t", "4", "-r", "16", "-Q", "2"})
+	send16QPs   = product("send_bw 1 MiB, 16 QPs", "send_bw", bulk, recvs64, poll, []string{"-q", "16", "-t", "4", "-r", "16", "-Q", "2"})
 	send1000QPs = product("send_bw 64 KiB, 1000 QPs", "send_bw", bulk64K, poll, []string{"-q", "1000", "-t", "8", "-r", "32", "-Q", "4"})
 )
 
@@ -236,7 +243,7 @@ func vethRows(group string, mtu int) []pairing {
 	spin := at("raw UDP, spinning", floor.Params{Kind: floor.PingPong, Size: frame64})
 	stream := at("raw GSO stream", streamParams(payload, train, 1<<20/payload, false))
 	lat := doorbell("send_lat", small, poll)
-	bw := doorbell("send_bw", bulk, poll)
+	bw := doorbell("send_bw", bulk, recvs64, poll)
 	return []pairing{
 		{group, "64 B SEND round trip, p50, " + group, lat, spin, p50, 1.25, 1.12, false},
 		{group, "1 MiB SEND, " + group, bw, stream, gbps, 0.85, 0.95, false},

@@ -148,7 +148,7 @@ func TestJudge(t *testing.T) {
 		},
 		{
 			name: "noise only", ours: runsOf(floor.Fast, -20, -20, -20, -20, -20), theirs: runsOf(floor.Fast, 10, 10, 10, 10, 10),
-			ratio: 2, mode: floor.Fast, verdict: verdictMiss, note: "noisy",
+			ratio: 2, mode: floor.Fast, verdict: verdictNoise, note: "others used the CPUs",
 		},
 		{name: "not in this build", failed: map[string]string{"ours": "skipped: no such test"}, verdict: verdictSkip, note: "ours: no such test"},
 		{name: "broken", failed: map[string]string{"theirs": "it broke"}, verdict: verdictFail, note: "theirs: it broke"},
