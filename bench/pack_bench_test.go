@@ -5,6 +5,8 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/valyala/bytebufferpool"
+
 	"github.com/doorbell-rdma/doorbell/internal/pack"
 )
 
@@ -75,6 +77,15 @@ func BenchmarkStaging(b *testing.B) {
 			buf := stage.Get(pack.PackedLen(n))
 			buf.B = append(buf.B, byte(n))
 			stage.Put(buf)
+		})
+		var untold bytebufferpool.Pool
+		run("bytebufferpool-untold", func(n int) {
+			buf := untold.Get()
+			if want := pack.PackedLen(n); cap(buf.B) < want {
+				buf.B = make([]byte, 0, want)
+			}
+			buf.B = append(buf.B, byte(n))
+			untold.Put(buf)
 		})
 		var plain sync.Pool
 		run("sync.Pool", func(n int) {

@@ -350,15 +350,22 @@ func TestMessageAllocLimits(t *testing.T) {
 	}
 	freed := make(chan error, 1)
 	go func() {
-		b, err := x.Alloc(ctx, 7)
+		// Without a context that can end: a sleeper who has one looks up now and then.
+		b, err := x.Alloc(context.Background(), 7)
 		if err == nil {
 			b.Release()
 		}
 		freed <- err
 	}()
+	time.Sleep(5 * time.Millisecond) // so that it does wait, asleep; correct either way
 	b1.Release()
-	if err := <-freed; err != nil {
-		t.Fatal(err)
+	select {
+	case err := <-freed:
+		if err != nil {
+			t.Fatal(err)
+		}
+	case <-time.After(20 * time.Second):
+		t.Fatal("a buffer was released, and nobody woke")
 	}
 	if err := x.SendBuffer(ctx, b1); err == nil {
 		t.Error("a released buffer was sent")

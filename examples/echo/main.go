@@ -147,14 +147,14 @@ func serve(ctx context.Context, dev *transport.Device, cfg transport.MessageConf
 		}
 		wg.Go(func() {
 			defer conn.Close()
-			if err := echo(ctx, conn); err != nil && ctx.Err() == nil && !errors.Is(err, io.EOF) {
+			if err := echo(ctx, conn); ctx.Err() == nil && !errors.Is(err, io.EOF) {
 				fmt.Fprintf(out, "%v: %v\n", conn.RemoteAddr(), err)
 			}
 		})
 	}
 }
 
-// echo sends back what arrives, from one registered buffer to another.
+// echo sends back what arrives, from one registered buffer to another, and returns why it ended.
 func echo(ctx context.Context, conn *transport.Conn) error {
 	for {
 		msg, err := conn.RecvBuffer(ctx)
