@@ -169,6 +169,42 @@ func TestCreditGrant(t *testing.T) {
 	wantControls(t, a, "imm 80000240 addr 0 key 0 inline ")
 }
 
+// TestGrantsWait: so many grants may be under way, and an ending nevertheless goes out; a
+// grant that has to wait says so, for a reader that sleeps would not hear of the completion.
+func TestGrantsWait(t *testing.T) {
+	a, b := newEnd(t, 1<<40, Config{}), newEnd(t, 1<<41, Config{})
+	connectEnds(t, a, b)
+	var sent []uint64
+	grants := func() {
+		var m Message
+		for a.NextControl(&m) {
+			sent = append(sent, m.ID)
+		}
+	}
+	grants()
+	for len(sent) < maxGrants || !a.GrantWaits() {
+		if len(sent) > maxGrants || a.GrantWaits() {
+			t.Fatalf("%d grants, waiting %v", len(sent), a.GrantWaits())
+		}
+		if err := a.Received(4096, 4096); err != nil {
+			t.Fatal(err)
+		}
+		a.Consume(4096)
+		grants()
+	}
+	a.CloseWrite()
+	if grants(); len(sent) != maxGrants+1 {
+		t.Errorf("%d messages with the ending", len(sent))
+	}
+	a.Sent(sent[0])
+	if a.GrantWaits() {
+		t.Error("the grant waits after a completion")
+	}
+	if grants(); len(sent) != maxGrants+2 {
+		t.Errorf("%d messages after a completion", len(sent))
+	}
+}
+
 // TestEntryOrder: entries have the byte order of whom they are written for, and take turns in
 // a list of any length.
 func TestEntryOrder(t *testing.T) {
