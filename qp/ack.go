@@ -11,7 +11,7 @@ import (
 func (q *QP) handleResponse(now verbs.Instant, p *roce.Packet) {
 	r := &q.req
 	a := extend(r.una, p.PSN)
-	q.req.heard = true
+	r.heard, q.win.heardAt = true, now
 	switch {
 	case p.Opcode == roce.RCAck:
 		q.handleAck(now, a, p.AETH.Syndrome)

@@ -241,6 +241,10 @@ func (q *QP) TakeEvents() EventSet {
 	return e
 }
 
+// Hurries reports whether something may be due to the peer that its program waits for: more than
+// an acknowledgement of what it sent.
+func (q *QP) Hurries() bool { return q.resp.nak != 0 || q.resp.resDue != 0 }
+
 // Done returns the PSN that the responder expects next and how many messages it has done: what
 // it takes to acknowledge all of them again. False when the queue pair is not reliable or has
 // no peer in this life.

@@ -38,7 +38,7 @@ func (q *QP) nextReadRequest(now verbs.Instant, out *Out, w *SendWQE, fresh bool
 	// a missing tail is a part of the one that the responder remembers.
 	k := min(n-i, r.readChunk-i%r.readChunk)
 	cost := q.win.cost(0)
-	if !q.mayFly(cost) && q.answerDue() {
+	if !q.mayFly(cost) && q.mustWait(cost) {
 		return q.blocked(cost)
 	}
 	if w.Opcode == verbs.RDMARead {

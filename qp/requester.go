@@ -21,7 +21,8 @@ type requester struct {
 	// asked ends what an answer is due for: one past the last packet that was sent with
 	// AckReq, as READs and atomics are, since going back. When it is not beyond una nobody
 	// owes us anything.
-	asked uint64
+	asked   uint64
+	askedAt verbs.Instant // when that packet left
 	// unasked counts the packets and their cost since then.
 	unasked     uint32
 	unaskedCost int64
@@ -156,7 +157,7 @@ func (q *QP) nextData(now verbs.Instant, out *Out, w *SendWQE, fresh bool) Next 
 	off := i << q.mtuShift
 	size := min(w.Length-off, q.mtu)
 	cost := q.win.cost(size)
-	if !q.mayFly(cost) && q.answerDue() {
+	if !q.mayFly(cost) && q.mustWait(cost) {
 		return q.blocked(cost)
 	}
 	if st := q.gather(out, r.cur, w, off, size); st != verbs.WCSuccess {
@@ -221,10 +222,14 @@ func (q *QP) fliesAfter(cost int64) bool {
 		q.win.used+cost+q.win.cost(q.mtu) <= q.win.limit
 }
 
-// answerDue reports whether the peer owes an answer. While it does not, one packet may
-// always leave, whatever the windows say, and asks for one: so nothing ever waits for an
-// acknowledgement that nobody was asked for.
-func (q *QP) answerDue() bool { return q.req.asked > q.req.una }
+// mustWait says whether a packet that may not fly has to wait. While the peer owes nobody an
+// answer one may always leave, whatever the windows say, and asks for one: so nothing ever
+// waits for an acknowledgement that nobody was asked for. In a window that others fill there
+// will be one: who fills it has asked.
+func (q *QP) mustWait(cost int64) bool {
+	r := &q.req
+	return r.asked > r.una || q.win.used+cost > q.win.limit && q.win.used > r.charge
+}
 
 // sent moves the requester past a packet that takes n numbers.
 func (q *QP) sent(now verbs.Instant, n uint32, cost int64, ask bool) {
@@ -243,7 +248,7 @@ func (q *QP) sent(now verbs.Instant, n uint32, cost int64, ask bool) {
 		q.env.Counters.Retransmits.Add(1)
 	}
 	if ask {
-		r.asked = r.nxt
+		r.asked, r.askedAt = r.nxt, now
 		r.unasked, r.unaskedCost = 0, 0
 		if !again && !r.rttOn {
 			r.rttOn, r.rttSeq, r.rttAt = true, psn, now

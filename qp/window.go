@@ -71,6 +71,10 @@ type Window struct {
 	inbound int64
 
 	srtt, rttvar, minRTT time.Duration // srtt 0: nothing measured yet
+
+	// heardAt is when the peer last answered anything, newest when the newest packet that
+	// it has acknowledged was sent.
+	heardAt, newest verbs.Instant
 }
 
 // NewWindow makes an open window.
@@ -99,13 +103,14 @@ func (w *Window) Configure(cfg WindowConfig) {
 	w.grown, w.everCut = 0, false
 }
 
-// HasRoom reports whether queue pairs that got NextBlocked should try again.
+// HasRoom reports whether queue pairs that got NextBlocked should try again: when a quarter
+// of the window is free, so that they send trains and not every packet by itself.
 func (w *Window) HasRoom() bool {
 	if w.need == 0 && w.needReads == 0 {
 		return true
 	}
 	room := false
-	if w.need != 0 && w.used+w.need <= w.limit {
+	if w.need != 0 && (w.used == 0 || w.used+max(w.need, w.limit/4) <= w.limit) {
 		w.need, room = 0, true
 	}
 	if w.needReads != 0 && (w.inbound == 0 || w.inbound+w.needReads <= int64(w.cfg.Reads)) {
@@ -188,6 +193,7 @@ func (w *Window) cut(now verbs.Instant, num, den int64) {
 // sample takes in one round trip of a packet that was sent once (Karn), as RFC 6298 does.
 func (w *Window) sample(now verbs.Instant, d time.Duration) {
 	d = max(d, 1)
+	w.newest = max(w.newest, now-verbs.Instant(d))
 	if w.srtt == 0 {
 		w.srtt, w.rttvar, w.minRTT = d, d/2, d
 		return
@@ -218,6 +224,13 @@ func (w *Window) rto(backoff uint8) time.Duration {
 		d = max(w.srtt+4*w.rttvar, rtoFloor)
 	}
 	return min(d<<min(backoff, maxBackoff), rtoCeiling)
+}
+
+// queued reports whether a packet that was sent at a time and has no answer is more likely
+// waiting at the peer, behind those of others, than lost: the peer has answered lately, and
+// nothing that was sent later.
+func (w *Window) queued(now, sent verbs.Instant) bool {
+	return w.newest < sent && now.Sub(w.heardAt) < w.rto(0)
 }
 
 // readChunk is how many response packets one READ request asks for at the most: half of

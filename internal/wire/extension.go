@@ -79,10 +79,11 @@ func (w *Wire) offer(private []byte, room int, sender uint32, allowed bool) []by
 }
 
 // Windows towards Doorbell peers. A quarter of the peer's buffer at first and half of it at
-// the most leave room for other peers of the same socket; beyond a megabyte a window gains
-// nothing but colder caches.
+// the most leave room for other peers of the same socket. Beyond some hundred kilobytes a
+// window gains nothing but colder caches, and whatever else goes to the same peer waits behind
+// it.
 const (
-	maxWindow = 1 << 20
+	maxWindow = 384 << 10
 	extPSNs   = 1 << 13
 )
 

@@ -98,17 +98,18 @@ func (p *peer) unblock(q *QP) {
 	}
 }
 
-// wakeBlocked schedules who waits for room, oldest first, when there is some. Those that
-// find it used up again line up again.
+// wakeBlocked schedules two of those who wait for room, the oldest, when there is some. One that
+// finds it used up again lines up again; what it leaves is for the next.
 func (w *Wire) wakeBlocked(p *peer) {
 	if p.blockedFirst == nil || !p.window.HasRoom() {
 		return
 	}
-	for q := p.blockedFirst; q != nil; {
-		next := q.nextBlocked
-		q.blocked, q.nextBlocked = false, nil
+	for range 2 {
+		q := p.blockedFirst
+		if q == nil {
+			break
+		}
+		p.unblock(q)
 		w.schedule(q)
-		q = next
 	}
-	p.blockedFirst, p.blockedLast = nil, nil
 }

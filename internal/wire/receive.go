@@ -103,7 +103,6 @@ func (w *Wire) receiveDatagram(now verbs.Instant, rx *link.Rx, b []byte, seg int
 	q.q.HandlePacket(now, p)
 	w.after(q)
 	if q.peer != nil {
-		w.wakeBlocked(q.peer)
 		q.peer.note()
 	}
 }

@@ -64,7 +64,7 @@ func (t *transmitter) deadline() verbs.Instant {
 // transmit lets the queue pairs that have something to do send, in turns, and sends what
 // the connection manager has to say.
 func (w *Wire) transmit(now verbs.Instant) (work int) {
-	w.owing, w.unsent = false, 0
+	w.owing, w.unsent, w.hurry = false, 0, false
 	t := &w.tx
 	if !t.flush(now) {
 		return 0
@@ -126,6 +126,7 @@ packets:
 	w.timers.update(q, q.q.Deadline())
 	if q.peer != nil {
 		q.peer.note()
+		w.wakeBlocked(q.peer)
 	}
 	if again {
 		w.schedule(q)

@@ -112,6 +112,7 @@ type Wire struct {
 	full   bool // the last receive filled its batch
 	owing  bool // the last step left its answers to the next one
 	unsent int  // datagrams received since anything was last sent
+	hurry  bool // among what is to be sent is more than acknowledgements
 	failed error
 }
 
@@ -170,8 +171,9 @@ func (w *Wire) QPs() int { return w.qps.live }
 // deadlines pass, receives, answers, sends, and makes events and completions visible. It returns how much it did; 0 means that nothing is left until a datagram, a
 // Ring or NextDeadline.
 //
-// A step that makes received messages visible ends there, and leaves the answers to a later
-// one or to Transmit: an acknowledgement is not on the path to the message's reader. It
+// A step that makes received messages visible, or has placed data that a program may look for,
+// ends there, and leaves the acknowledgements to a later
+// one or to Transmit: they are not on the path to the message's reader. An acknowledgement
 // leaves together with what the reader posts, or when the link has nothing more to receive,
 // or after answerAfter datagrams: so a stream is acknowledged once for many trains.
 func (w *Wire) Step(now verbs.Instant) (work int) {
@@ -184,7 +186,7 @@ func (w *Wire) Step(now verbs.Instant) (work int) {
 	n := w.receive(now)
 	w.unsent += n
 	work += n
-	if w.deliver(now) && w.run.n > 0 {
+	if visible := w.deliver(now); (visible || n > 0 && !w.hurry) && w.run.n > 0 {
 		w.owing = true
 		return work
 	}

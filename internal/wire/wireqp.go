@@ -128,7 +128,11 @@ func (w *Wire) Attr(q *QP) verbs.QPAttr { return q.q.Attr() }
 func (w *Wire) after(q *QP) {
 	w.touch(q)
 	w.schedule(q)
+	w.hurry = w.hurry || q.q.Hurries()
 	w.timers.update(q, q.q.Deadline())
+	if q.peer != nil {
+		w.wakeBlocked(q.peer)
+	}
 }
 
 // checkAV completes an address vector and refuses one that cannot work.
