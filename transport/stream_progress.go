@@ -103,8 +103,8 @@ func (s *Stream) cq(why rsocket.Blocked) *CQ {
 // kick makes w look around.
 func (s *Stream) kick(w *waiter) {
 	w.gen.Add(1)
-	s.recvCQ.bell.Ring()
-	s.sendCQ.bell.Ring()
+	s.recvCQ.stir()
+	s.sendCQ.stir()
 }
 
 // advance takes what has completed, and posts what is due. self is who calls. The caller
