@@ -22,7 +22,7 @@ PORTABLE := $(wildcard internal/udp internal/park transport)
 MODELS   := $(wildcard docs/model/*.pml)
 
 .DEFAULT_GOAL := all
-.PHONY: all build vet test race yields portable cross fuzz bench cover arch lint model soak interop interop-full demo perf tools clean help
+.PHONY: all build vet test race yields portable cross peers fuzz bench gate compare cover arch lint model soak interop interop-full demo perf tools clean help
 
 all: build vet test ## build, vet and test (the default)
 
@@ -39,7 +39,7 @@ race: ## the test suite, in its short form, under the race detector
 	$(GO) test -race -short -timeout 20m ./...
 
 yields: ## the tests of what is lock-free, with a switch of threads at every point that matters
-	$(GO) test -short -tags doorbellyield ./ring ./qp ./internal/park ./internal/role
+	$(GO) test -short -tags doorbellyield ./ring ./qp ./internal/park ./internal/role ./internal/wire
 
 portable: ## the tests of the socket layer on its fallback for systems other than Linux
 	$(if $(PORTABLE),$(GO) test -tags doorbellportable $(PORTABLE:%=./%/...),@echo "portable: skipped, none of its packages exists yet")
@@ -50,11 +50,20 @@ cross/%:
 	GOOS=$(*D) GOARCH=$(*F) $(GO) build ./...
 	GOOS=$(*D) GOARCH=$(*F) $(GO) vet ./...
 
+peers: ## vet and test bench/peers, a module of its own
+	cd bench/peers && $(GO) vet ./... && $(GO) test ./...
+
 fuzz: ## every fuzz target for FUZZTIME seconds (10s), one after the other
 	GO="$(GO)" tools/fuzz.sh $(FUZZTIME)
 
 bench: ## every benchmark in short form; BENCH, BENCHTIME, BENCHCPU and COUNT change it
 	$(GO) test -run '^$$' -bench '$(BENCH)' -benchmem -benchtime $(BENCHTIME) -cpu $(BENCHCPU) -count $(COUNT) ./...
+
+gate: perf ## compare the benchmarks with the last landed revision, see docs/gate.md: some minutes
+	bin/perf gate --base-rev auto --rules bench/gate.toml --tolerate-noise --progress
+
+compare: perf ## Doorbell beside bare sockets, TCP and other transports: the table of docs/performance.md
+	bin/perf compare
 
 cover: ## test coverage per package
 	$(GO) test -coverprofile cover.out ./... | awk -f tools/cover.awk
@@ -70,8 +79,8 @@ lint: $(GOLANGCI) ## golangci-lint and a tidy go.mod
 model: ## check the models of docs/model with SPIN, and that their mutants fail
 	@tools/model.sh $(MODELS)
 
-soak: ## the long tests, up to an hour
-	$(GO) test -tags soak -timeout 60m ./...
+soak: ## the long tests, up to an hour: a hundred seeds, and ten minutes over sockets
+	$(GO) test -tags soak -count 1 -timeout 60m ./internal/netsim ./transport
 
 interop: ## talk to Linux tools over Soft-RoCE in a QEMU guest, as root; interop-full takes longer
 	$(GO) test -count 1 -tags interop -timeout 30m ./interop; code=$$?; cat interop/.cache/table 2>/dev/null; exit $$code
