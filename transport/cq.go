@@ -26,8 +26,9 @@ type CQ struct {
 	next int        // the lane to look at first
 
 	users  atomic.Int32 // queue pairs
-	closed atomic.Bool
-	erred  atomic.Bool // CQ_ERR was raised
+	closed atomic.Bool  // by Close, or with the device
+	ended  atomic.Bool  // by Close
+	erred  atomic.Bool  // CQ_ERR was raised
 	notify notifier
 	events atomic.Uint32
 	num    uint32
@@ -262,14 +263,17 @@ func (c *CQ) Resize(depth int) error {
 	return nil
 }
 
-// Close ends the queue; waiters return ErrClosed. It fails with ErrInUse while queue pairs
-// use it.
+// Close ends the queue; waiters return ErrClosed and an event of it that nobody has read is
+// dropped. It fails with ErrInUse while queue pairs use it.
 func (c *CQ) Close() error {
 	if c.users.Load() > 0 {
 		return ErrInUse
 	}
 	c.shut()
 	c.dev.untrack(c)
+	if !c.ended.Swap(true) {
+		c.dev.events.forget(c) // which counts what it drops: once for each object
+	}
 	return nil
 }
 

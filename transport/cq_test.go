@@ -261,3 +261,53 @@ func TestCQOverrun(t *testing.T) {
 		t.Errorf("the queue pair is in %v", s)
 	}
 }
+
+// A completion queue that is closed with an event that nobody has read is not kept by it.
+func TestCQCloseForgetsEvents(t *testing.T) {
+	dev := open(t, "127.1.29.3", transport.Config{})
+	cq, other := createCQ(t, dev, 1), createCQ(t, dev, 1)
+	for round := range 2 {
+		q, err := dev.PD().CreateQP(transport.QPConfig{SendCQ: other, RecvCQ: cq})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := q.Modify(verbs.QPAttr{
+			Mask:  verbs.AttrState | verbs.AttrPKeyIndex | verbs.AttrPort | verbs.AttrAccessFlags,
+			State: verbs.QPInit, Port: 1,
+		}); err != nil {
+			t.Fatal(err)
+		}
+		for range cq.Cap() + 1 {
+			if err := q.PostRecv(verbs.RecvWR{}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		// Flushed, they are one more than the queue holds.
+		if err := q.Modify(verbs.QPAttr{Mask: verbs.AttrState, State: verbs.QPErr}); err != nil {
+			t.Fatal(err)
+		}
+		if err := cq.Wait(deadline(t)); err != nil {
+			t.Fatal(err)
+		}
+		for cq.Poll(make([]verbs.WC, 1)) > 0 {
+		}
+		if err := cq.Wait(deadline(t)); !errors.Is(err, transport.ErrCQOverrun) {
+			t.Fatalf("wait: %v", err)
+		}
+		if err := q.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if n := transport.UnreadEvents(dev); n == 0 {
+			t.Fatal("no event")
+		}
+		for range 2 { // closing twice is nothing new
+			if err := cq.Close(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if n := transport.UnreadEvents(dev); n != 0 {
+			t.Errorf("round %d: events of %d closed objects are kept", round, n)
+		}
+		cq = createCQ(t, dev, 1)
+	}
+}

@@ -116,10 +116,11 @@ func (s *SRQ) engine() *qp.SRQ {
 	return s.s
 }
 
-// Close ends the queue; the receives in it are forgotten. It fails with ErrInUse while queue
-// pairs use it. Closing twice is ErrClosed.
+// Close ends the queue; the receives in it, and an event of it that nobody has read, are
+// forgotten. It fails with ErrInUse while queue pairs use it. Closing twice is ErrClosed.
 func (s *SRQ) Close() error {
 	if s.users.CompareAndSwap(0, srqClosed) {
+		s.pd.dev.events.forget(s)
 		return nil
 	}
 	if s.users.Load() < 0 {

@@ -186,3 +186,24 @@ func TestSRQPathAllocatesNothing(t *testing.T) {
 		t.Errorf("%v allocations per message", n)
 	}
 }
+
+// A shared receive queue that is closed with an event that nobody has read is not kept by it.
+func TestSRQCloseForgetsEvents(t *testing.T) {
+	dev := open(t, "127.1.24.5", transport.Config{})
+	srq := createSRQ(t, dev.PD(), transport.SRQConfig{})
+	if err := srq.SetLimit(1); err != nil { // fewer are left already
+		t.Fatal(err)
+	}
+	if n := transport.UnreadEvents(dev); n != 1 {
+		t.Fatalf("%d objects have events, want 1", n)
+	}
+	if err := srq.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if n := transport.UnreadEvents(dev); n != 0 {
+		t.Errorf("events of %d closed objects are kept", n)
+	}
+	if err := srq.Close(); !errors.Is(err, transport.ErrClosed) {
+		t.Errorf("second close: %v", err)
+	}
+}
