@@ -125,7 +125,7 @@ func (d *Device) LocalAddr() netip.AddrPort { return d.ports[0].wire.LocalAddr()
 func (d *Device) Attr() DeviceAttr {
 	return DeviceAttr{
 		MaxMTU: d.maxMTU, MaxQP: wire.MaxQP * len(d.ports), MaxQPWR: 1 << 16, MaxSGE: 32, MaxInlineData: 1024,
-		MaxCQE: 1 << 22, MaxRdAtomic: 128, MaxMessage: verbs.MaxMessage, GUID: d.guid,
+		MaxSRQWR: 1 << 16, MaxSRQSGE: 32, MaxCQE: 1 << 22, MaxRdAtomic: 128, MaxMessage: verbs.MaxMessage, GUID: d.guid,
 	}
 }
 
@@ -136,6 +136,8 @@ type DeviceAttr struct {
 	MaxQPWR       int // WQEs of a send or receive queue
 	MaxSGE        int
 	MaxInlineData int // bytes
+	MaxSRQWR      int // receives of a shared receive queue, SRQConfig.MaxWR
+	MaxSRQSGE     int // entries of each one's SGList, SRQConfig.MaxSGE
 	MaxCQE        int
 	MaxRdAtomic   int
 	MaxMessage    uint64 // bytes

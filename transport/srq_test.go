@@ -207,3 +207,19 @@ func TestSRQCloseForgetsEvents(t *testing.T) {
 		t.Errorf("second close: %v", err)
 	}
 }
+
+// The largest shared receive queue is the one that the device says, and no larger.
+func TestSRQLimits(t *testing.T) {
+	dev := open(t, "127.1.24.6", transport.Config{})
+	attr := dev.Attr()
+	srq := createSRQ(t, dev.PD(), transport.SRQConfig{MaxWR: attr.MaxSRQWR, MaxSGE: 1})
+	if srq.Cap() != attr.MaxSRQWR {
+		t.Errorf("capacity %d, want %d", srq.Cap(), attr.MaxSRQWR)
+	}
+	createSRQ(t, dev.PD(), transport.SRQConfig{MaxWR: 1, MaxSGE: attr.MaxSRQSGE})
+	for _, cfg := range []transport.SRQConfig{{MaxWR: attr.MaxSRQWR + 1}, {MaxSGE: attr.MaxSRQSGE + 1}} {
+		if _, err := dev.PD().CreateSRQ(cfg); !errors.Is(err, verbs.ErrBadAttr) {
+			t.Errorf("%+v: %v, want ErrBadAttr", cfg, err)
+		}
+	}
+}
