@@ -59,6 +59,8 @@ func (pd *PD) RegisterMR(buf []byte, access verbs.Access) (*MR, error) {
 type MR struct {
 	dev *Device
 	r   atomic.Pointer[mr.Region] // replaced by Rereg, under the device's mu
+
+	placed atomic.Uint64 // what Placed returned last
 }
 
 func (m *MR) region() *mr.Region { return m.r.Load() }
@@ -94,11 +96,19 @@ func (m *MR) Remote() verbs.RemoteMR {
 }
 
 // Placed returns how many RDMA WRITEs of peers into the region are complete. It is how a
-// program polls memory: once it has seen the count grow it may read what was written. It
-// also drives the device, as CQ.Poll does: a program that only looks at Placed makes progress.
+// program polls memory: once it has seen the count grow it may read what was written. When
+// it has not grown since the last call it drives the device, as CQ.Poll does when it is empty: a
+// program that only looks at Placed makes progress.
 func (m *MR) Placed() uint64 {
+	// News first: a step would go on to acknowledge them, and the caller waits for them.
+	r := m.region()
+	if n := r.Placed(); m.placed.Swap(n) != n {
+		return n
+	}
 	m.dev.drive()
-	return m.region().Placed()
+	n := r.Placed()
+	m.placed.Store(n)
+	return n
 }
 
 // Rereg changes what the region allows and, when pd is not nil, its protection domain. The

@@ -137,6 +137,8 @@ func (d driver) Step() (more bool) {
 	return p.wire.More()
 }
 
+func (d driver) Pending() bool { return d.p.wire.Pending() }
+
 func (d driver) NextDeadline() verbs.Instant { return d.p.wire.NextDeadline() }
 
 // sleeper is how the port's thread rests.

@@ -323,6 +323,12 @@ func (w *wire) transmit(n int64) {
 	w.bell.complete(int(n))
 }
 
+func (w *wire) Pending() bool {
+	w.enter()
+	defer w.exit()
+	return w.mark.Load() || w.endless
+}
+
 func (w *wire) NextDeadline() verbs.Instant {
 	w.enter()
 	defer w.exit()

@@ -16,6 +16,8 @@ type Driver interface {
 	// more says that it may have stopped because of a bound; a step that returns false has
 	// seen the socket empty. Marks must be cleared before their work is looked for.
 	Step() (more bool)
+	// Pending reports whether Step would find something to do without a packet or a deadline.
+	Pending() bool
 	// NextDeadline returns when Step must be called again at the latest, [verbs.Never] for
 	// no such time. It is called at each release and must be cheap.
 	NextDeadline() verbs.Instant

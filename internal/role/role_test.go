@@ -359,6 +359,7 @@ func TestNoHandOverWithoutThread(t *testing.T) {
 type nothing struct{}
 
 func (nothing) Step() bool                  { return false }
+func (nothing) Pending() bool               { return false }
 func (nothing) NextDeadline() verbs.Instant { return verbs.Never }
 func (nothing) Arm()                        {}
 func (nothing) Disarm()                     {}

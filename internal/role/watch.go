@@ -57,11 +57,11 @@ func (r *Role) Sit() bool {
 // While a watcher sleeps the thread does not: it dozes until Rise. Whatever would wake the
 // thread wakes the watcher.
 func (r *Role) Watch(done func() bool) bool {
-	for {
+	for fresh := true; ; fresh = false {
 		if !r.insist() {
 			return r.Closed()
 		}
-		until, over := r.toCot(done)
+		until, over := r.toCot(done, fresh)
 		if over {
 			return true
 		}
@@ -77,12 +77,17 @@ func (r *Role) Watch(done func() bool) bool {
 }
 
 // toCot steps until nothing is left and releases the role, as the thread's toBed does; or
-// until done, and then leaves what is left to the thread, which looks soon.
-func (r *Role) toCot(done func() bool) (until verbs.Instant, over bool) {
-	for {
-		more, ok := r.turn()
-		if !ok {
-			return 0, true
+// until done, and then leaves what is left to the thread, which looks soon. fresh says that
+// nobody has slept yet: then it may go to sleep without a step, for a packet that is there
+// ends that sleep at once.
+func (r *Role) toCot(done func() bool, fresh bool) (until verbs.Instant, over bool) {
+	for ; ; fresh = false {
+		more := false
+		if !fresh || r.driver.Pending() || r.commands.queued.Load() {
+			var ok bool
+			if more, ok = r.turn(); !ok {
+				return 0, true
+			}
 		}
 		if done() {
 			if more || !r.release() {

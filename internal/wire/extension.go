@@ -83,7 +83,7 @@ func (w *Wire) offer(private []byte, room int, sender uint32, allowed bool) []by
 // window gains nothing but colder caches, and whatever else goes to the same peer waits behind
 // it.
 const (
-	maxWindow = 384 << 10
+	maxWindow = 768 << 10
 	extPSNs   = 1 << 13
 )
 
