@@ -44,6 +44,9 @@ type transmitter struct {
 	way   *route
 	qpn   verbs.QPN
 	segs  int
+
+	// later holds the unreliable queue pairs that have had their turn and want another.
+	later runQueue
 }
 
 func (t *transmitter) init(w *Wire) {
@@ -62,9 +65,26 @@ func (t *transmitter) deadline() verbs.Instant {
 }
 
 // transmit lets the queue pairs that have something to do send, in turns, and sends what
-// the connection manager has to say.
+// the connection manager has to say. Reliable queue pairs have turns until the peer's window or
+// the bound is reached. Unreliable ones, which nothing else holds back, have one: what they
+// have left is for the next step, so that a deep queue of theirs neither keeps the wire from
+// receiving nor pours out in one go.
 func (w *Wire) transmit(now verbs.Instant) (work int) {
 	w.owing, w.unsent, w.hurry = false, 0, false
+	work = w.takeTurns(now)
+	blocked := w.tx.deadline() != verbs.Never
+	for w.tx.later.n > 0 {
+		q := w.tx.later.pop()
+		w.run.push(q)
+		w.hurry = true
+		if !blocked {
+			w.timers.update(q, now) // asks for that step: after Transmit there need not be one
+		}
+	}
+	return work
+}
+
+func (w *Wire) takeTurns(now verbs.Instant) (work int) {
 	t := &w.tx
 	if !t.flush(now) {
 		return 0
@@ -129,12 +149,22 @@ packets:
 		w.wakeBlocked(q.peer)
 	}
 	if again {
-		w.schedule(q)
+		w.resume(q)
 		work++
 	} else if q.failed {
 		w.sayFailed(now, q)
 	}
 	return work
+}
+
+// resume schedules a queue pair that was not done when its turn ended.
+func (w *Wire) resume(q *QP) {
+	if q.q.Type() == verbs.RC || q.queued || q.closed {
+		w.schedule(q)
+		return
+	}
+	q.queued = true
+	w.tx.later.push(q)
 }
 
 // hasRoom reports whether one more packet fits, whatever its shape.

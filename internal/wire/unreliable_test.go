@@ -276,6 +276,70 @@ func TestBlockedLinkUnreliable(t *testing.T) {
 	}
 }
 
+// TestUnreliableTurns: what is left of a deep queue of UC or UD after a turn waits for the next
+// step, asks for that one unless the link is blocked, and has all left in the end.
+func TestUnreliableTurns(t *testing.T) {
+	const messages, size = 256, 64 << 10
+	for _, typ := range []verbs.QPType{verbs.UC, verbs.UD} {
+		t.Run(typ.String(), func(t *testing.T) {
+			a := newUDEnd(t, "10.0.0.1:4791", 1)
+			ah := a.ah(t, "10.0.0.2:0")
+			post := func() { a.datagram(t, ah, 77, 0, 4096) }
+			n := messages
+			if typ == verbs.UC {
+				a.useType(t, typ)
+				a.to(t, typ, verbs.QPRTS)
+				post = func() { a.send(t, 0, size) }
+				n *= size / 1024
+			}
+			for range messages {
+				post()
+			}
+			now := verbs.Instant(5)
+			sent := func() int { return int(a.w.QPCounters().PacketsSent.Load()) }
+			for steps, before := 0, 0; before < n; before = sent() {
+				if steps++; steps%2 == 0 {
+					a.w.Step(now)
+				} else {
+					a.w.Transmit(now)
+				}
+				turn := sent() - before
+				if turn < 1 || turn > packetsEach {
+					t.Fatalf("step %d sends %d packets", steps, turn)
+				}
+				if due := a.w.NextDeadline() <= now; sent() < n && (!a.w.Pending() || !due) {
+					t.Fatalf("after step %d: pending %v, due %v", steps, a.w.Pending(), due)
+				}
+				a.pipe.sent = nil
+				now++
+			}
+			if a.w.Step(now); a.w.Pending() || a.w.NextDeadline() <= now {
+				t.Error("there is always more to do")
+			}
+			// A blocked link is tried again in a while, not at once.
+			a.lane.Poll(make([]verbs.WC, messages))
+			for range messages {
+				post()
+			}
+			taken := 0
+			a.pipe.accept = func(n int) int { n = min(n, 3-taken); taken += n; return n }
+			a.w.Step(now)
+			if next := a.w.NextDeadline(); a.w.Pending() || next != now.Add(retryBlocked) {
+				t.Errorf("blocked: pending %v, due in %v", a.w.Pending(), next.Sub(now))
+			}
+			a.pipe.accept = nil
+			for range 2 * n { // one packet a step is enough
+				now = now.Add(retryBlocked)
+				a.w.Step(now)
+				a.pipe.sent = nil
+			}
+			if sent() != 2*n || a.lane.Len() != messages {
+				t.Errorf("%d packets sent, want %d; %d completions", sent(), 2*n, a.lane.Len())
+			}
+		})
+	}
+}
+
 // TestUnreliableAllocatesNothing: a UD message, sent and received.
 func TestUnreliableAllocatesNothing(t *testing.T) {
 	a, b := newUDEnd(t, "10.0.0.1:4791", 1), newUDEnd(t, "10.0.0.2:4791", 2)
