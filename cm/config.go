@@ -29,15 +29,14 @@ type Config struct {
 	// UDPPort is the port the device receives on; 0 means 4791.
 	UDPPort uint16
 	// Rand returns 32 random bits of cryptographic quality. Communication and
-	// transaction IDs are made of them, and the waits between repetitions.
+	// transaction IDs are made of them.
 	Rand func() uint32
 	// Ours reports whether an address is this device's. A REQ whose path names another
 	// one is rejected (invalid GID). Nil accepts every REQ that has arrived.
 	Ours func(netip.Addr) bool
 
 	// RetryInitial is the time until REQ, REP and DREQ are first repeated; it doubles
-	// with each repetition up to RetryMax. Each wait is up to an eighth shorter or longer, by
-	// Rand, so that connections begun together do not repeat together. 20 ms and 1 s.
+	// with each repetition up to RetryMax. 20 ms and 1 s.
 	RetryInitial, RetryMax time.Duration
 	// ConnectTimeout is the time from Connect to the REP: 5 s.
 	ConnectTimeout time.Duration

@@ -65,9 +65,8 @@
 // # Timers
 //
 // Linux waits 4 to 6 seconds before it repeats a CM message. Here REQ, REP and DREQ are
-// repeated after RetryInitial, then after twice as long each time, at most RetryMax, give
-// or take an eighth so that many who dial at once do not come back at once, until
-// ConnectTimeout, AcceptTimeout or DisconnectTimeout is over. What the messages
+// repeated after RetryInitial, then after twice as long each time, at most RetryMax,
+// until ConnectTimeout, AcceptTimeout or DisconnectTimeout is over. What the messages
 // say about timeouts stays what Linux says, so that its patience with us is unchanged.
 // An MRA (message receipt acknowledged) stretches the wait in which it comes and no
 // later one; however many come, a wait ends after its timeout plus ServiceMax.

@@ -62,7 +62,7 @@ func TestMRABounds(t *testing.T) {
 		if got := l.said(); got != "REQ" {
 			t.Errorf("then sends %s", got)
 		}
-		if got := l.Deadline().Sub(l.now); !about(got, 2*DefaultRetryInitial) {
+		if got := l.Deadline().Sub(l.now); got != 2*DefaultRetryInitial {
 			t.Errorf("the next wait is %v", got)
 		}
 	})

@@ -54,7 +54,7 @@ func (c *CM) startRepeating(
 	cn.sent &^= sendAgain
 	cn.began, cn.limit = now, now.Add(total)
 	cn.backoff = c.cfg.RetryInitial
-	cn.next = now.Add(c.jitter(cn.backoff))
+	cn.next = now.Add(cn.backoff)
 	c.arm(cn)
 	c.send(cn, sendAgain)
 }

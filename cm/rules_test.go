@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"errors"
 	"net/netip"
-	"slices"
 	"testing"
 	"time"
 
@@ -227,58 +226,5 @@ func TestNames(t *testing.T) {
 	l.Counters().Each(func(name string, n uint64) { got[name] = n })
 	if len(got) != 2 || got["received.REQ"] != 1 || got["comm_est"] != 1 {
 		t.Errorf("%v", got)
-	}
-}
-
-// about reports whether a wait is what jitter makes of want.
-func about(got, want time.Duration) bool { return got >= want*7/8 && got <= want*9/8 }
-
-// A REQ is repeated after waits that double up to RetryMax, each an eighth shorter or longer, and
-// given up on time. Connections that were begun together do not stay together.
-func TestRepeatsSpread(t *testing.T) {
-	const n = 64
-	l := newLab(t, Config{})
-	began := l.now
-	for i := range n {
-		_, err := l.Connect(l.now, ReqParams{
-			Path: Path{addrB, netip.AddrPortFrom(addrA, 0)}, ServiceID: tcp, Type: verbs.RC, QPN: verbs.QPN(i + 2), MTU: 1,
-		})
-		l.must(err)
-	}
-	l.said()
-	at := make(map[uint32][]verbs.Instant) // when each connection's REQ went out
-	for l.Deadline() < began.Add(DefaultConnectTimeout) {
-		l.now = l.Deadline()
-		l.HandleTimeout(l.now)
-		l.said()
-		for i := range l.mads {
-			var req roce.REQ
-			req.Decode(l.mads[i].MAD[roce.MADHeaderLen:])
-			at[req.LocalCommID] = append(at[req.LocalCommID], l.now)
-		}
-	}
-	if len(at) != n {
-		t.Fatalf("%d of %d repeat", len(at), n)
-	}
-	var third []verbs.Instant
-	for id, times := range at {
-		before, want := began, DefaultRetryInitial
-		for i, now := range times {
-			if got := now.Sub(before); !about(got, want) {
-				t.Errorf("%d: repetition %d after %v, want about %v", id, i, got, want)
-			}
-			before, want = now, min(2*want, DefaultRetryMax)
-		}
-		third = append(third, times[2])
-	}
-	slices.Sort(third)
-	if spread, same := third[n-1].Sub(third[0]), n-len(slices.Compact(third)); spread < DefaultRetryInitial || same > n/4 {
-		t.Errorf("the third repetitions come within %v, %d of %d at one time with others", spread, same, n)
-	}
-	for l.counters.TimedOut.Load() < n {
-		if l.now = l.Deadline(); l.now != began.Add(DefaultConnectTimeout) {
-			t.Fatalf("gives up after %v", l.now.Sub(began))
-		}
-		l.HandleTimeout(l.now)
 	}
 }

@@ -250,7 +250,7 @@ func TestHundredThousand(t *testing.T) {
 	if got := carry(now, a, b, addrA, addrB); got != n || b.HalfOpen(tcp) != n || len(a.timers) != n || len(b.timers) != n {
 		t.Fatalf("%d sent, %d half-open, %d timers", got, b.HalfOpen(tcp), len(a.timers))
 	}
-	now = now.Add(DefaultRetryInitial * 9 / 8)
+	now = now.Add(DefaultRetryInitial)
 	for batches := 0; a.Deadline() <= now; batches++ {
 		if batches > n/timeoutBatch {
 			t.Fatalf("more than %d batches", batches)

@@ -1,10 +1,6 @@
 package cm
 
-import (
-	"time"
-
-	"github.com/doorbell-rdma/doorbell/verbs"
-)
+import "github.com/doorbell-rdma/doorbell/verbs"
 
 // timerHeap is a binary heap of connections, earliest deadline first. A connection knows
 // its place, so moving or removing it costs O(log n) of those that wait for something;
@@ -134,18 +130,11 @@ func (c *CM) repeat(now verbs.Instant, cn *conn) {
 		c.setState(cn, RepSent)
 	}
 	cn.backoff = min(2*cn.backoff, c.cfg.RetryMax)
-	cn.next = now.Add(c.jitter(cn.backoff))
+	cn.next = now.Add(cn.backoff)
 	c.arm(cn)
 	if cn.state == RepSent && !c.strangers.afford(now, cn) {
 		c.counters.Withheld.Add(1)
 		return
 	}
 	c.send(cn, sendAgain)
-}
-
-// jitter returns d, give or take an eighth: those who called at the same moment, and whose
-// messages were lost because of that, do not call again at the same moment.
-func (c *CM) jitter(d time.Duration) time.Duration {
-	const steps = 1 << 10
-	return d + d/(4*steps)*time.Duration(int(c.cfg.Rand()%steps)-steps/2)
 }
