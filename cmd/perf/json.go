@@ -18,6 +18,13 @@ func (f fixed) MarshalJSON() ([]byte, error) {
 	return strconv.AppendFloat(nil, float64(f), 'f', 6, 64), nil
 }
 
+// exact is a time in seconds with all its nanoseconds: a run may have one message.
+type exact float64
+
+func (s exact) MarshalJSON() ([]byte, error) {
+	return strconv.AppendFloat(nil, float64(s), 'f', 9, 64), nil
+}
+
 // report is the JSON document: perftest's keys, and what their units are. results is an
 // object, with -a a list of them, null if nothing was measured.
 type report struct {
@@ -56,7 +63,7 @@ type bwResult struct {
 	Peak    fixed  `json:"BW_peak"`
 	Average fixed  `json:"BW_average"`
 	Rate    fixed  `json:"MsgRate"`
-	Elapsed fixed  `json:"elapsed_sec"`
+	Elapsed exact  `json:"elapsed_sec"`
 	// Lost is there when messages can be.
 	Lost *uint64 `json:"n_lost,omitempty"`
 }
@@ -71,7 +78,7 @@ type latResult struct {
 	StdDev  fixed  `json:"t_stdev"`
 	P99     fixed  `json:"percentile_99"`
 	P999    fixed  `json:"percentile_99.9"`
-	Elapsed fixed  `json:"elapsed_sec"`
+	Elapsed exact  `json:"elapsed_sec"`
 	// Lost is there when messages can be.
 	Lost *uint64 `json:"n_lost,omitempty"`
 }
@@ -112,7 +119,7 @@ func jsonResult(p *bench.Params, r bench.Result, u unit) any {
 	if p.Type != verbs.RC {
 		lost = &r.Lost
 	}
-	elapsed := fixed(r.Elapsed.Seconds())
+	elapsed := exact(r.Elapsed.Seconds())
 	if !r.Test.Latency() {
 		return bwResult{
 			Size: r.Size, Iters: r.Iters, Peak: fixed(r.Peak / u.bytes), Average: fixed(r.Average / u.bytes),

@@ -144,7 +144,7 @@ type messageResult struct {
 		Iters   uint64 `json:"n_iterations"`
 		Average fixed  `json:"BW_average"`
 		Rate    fixed  `json:"MsgRate"`
-		Elapsed fixed  `json:"elapsed_sec"`
+		Elapsed exact  `json:"elapsed_sec"`
 		// Wire is how many bytes went out for one of the program's, headers included.
 		Wire fixed `json:"wire_bytes_per_byte"`
 	} `json:"results"`
@@ -172,7 +172,7 @@ func (a *app) sendMessages(ctx, first context.Context, t *testFlags, dev *device
 	doc.Interrupted = interrupted
 	doc.Info.Test, doc.Info.Device, doc.Info.Remote = "Send_BW_Test_of_messages", conn.LocalAddr().String(), conn.RemoteAddr().String()
 	doc.Info.Compress, doc.Info.Payload, doc.Info.BWUnit, doc.Info.RateUnit = t.compress, t.payload, u.name, "Mpps"
-	doc.Results.Size, doc.Results.Iters, doc.Results.Elapsed = r.Size, r.Iters, fixed(r.Elapsed.Seconds())
+	doc.Results.Size, doc.Results.Iters, doc.Results.Elapsed = r.Size, r.Iters, exact(r.Elapsed.Seconds())
 	doc.Results.Average, doc.Results.Rate, doc.Results.Wire = fixed(r.Average/u.bytes), fixed(r.Rate/1e6), fixed(float64(sent)/float64(max(r.Iters, 1))/float64(r.Size))
 	err = nil
 	if interrupted {
