@@ -53,7 +53,8 @@
 // A device makes progress whenever somebody drives it: its own thread does if nobody else
 // will. [CQ.Poll] makes at most one bounded step and never blocks: a program that polls
 // drives the device itself and gets the shortest latency. [CQ.Wait] and [CQ.Next] poll for
-// Config.Spin and then sleep. [CQ.RequestNotify] and [CQ.WaitNotify] are the pair that
+// Config.Spin and then sleep: the only waiter of a device on the socket itself, several on
+// their queues, woken by the device's thread. [CQ.RequestNotify] and [CQ.WaitNotify] are the pair that
 // libibverbs has instead, and can wait for solicited completions alone. PostSend sends at once
 // when nothing else is under way to that peer; otherwise what is posted goes out with the next
 // step, in batches.

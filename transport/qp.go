@@ -171,7 +171,8 @@ func (q *QP) PostRecvList(wrs []verbs.RecvWR) (n int, err error) {
 }
 
 // Modify changes attributes and state. On a queue pair that Dial or Accept made only a move
-// to ERR is allowed, and on UC one from SQE to RTS; anything else is ErrManaged. A modify that fails changes nothing.
+// to ERR is allowed, and on UC one from SQE to RTS; anything else is ErrManaged. A modify that fails changes nothing. A program that moves a
+// connection to ERR tells its peer when it closes the queue pair.
 func (q *QP) Modify(a verbs.QPAttr) error {
 	if q.conn != nil && (a.Mask != verbs.AttrState ||
 		a.State != verbs.QPErr && (a.State != verbs.QPRTS || q.State() != verbs.QPSQE)) {

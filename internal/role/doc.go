@@ -10,6 +10,7 @@
 //	         otherwise mark the work ready, and for the first mark Ring
 //	poller   Poll(budget): step when free; whoever owns it steps anyway
 //	waiter   Await: poll, arm the bell, poll again, park; the role is not held while parked
+//	         or, one at a time, Sit, Watch, Rise: sleep on the socket in the thread's place
 //	control  Do(fn): run fn under the role, here or by whoever owns it now
 //	thread   Run: the owner when nobody else is
 //
@@ -32,6 +33,16 @@
 // handed over: released all the same, and the thread is woken if it sleeps. So Poll is
 // bounded, also while others post without end.
 //
+// # The watcher
+//
+// A packet that wakes the thread, which then wakes the waiter, costs two wake-ups. So one
+// waiter may take the seat: it steps, writes down until when it sleeps (cot), releases the role
+// and sleeps on the socket, exactly as the thread does with bed, while the thread dozes. Who
+// would wake the thread wakes the watcher. A watcher that finds what it waits for leaves the
+// rest of the step's work to others, rises, and rouses the thread if it dozes; from then on the
+// thread naps as beside any driver. While other waiters are parked nobody gets the seat, for
+// each return of the seat would have to wake the thread for them.
+//
 // # Memory order
 //
 // All shared words are Go atomics, so their operations have one order. There are four pairs
@@ -49,6 +60,10 @@
 // What the thread sleeps on must keep a wake-up that comes before the sleep, and report a
 // packet that arrives while armed; packets from before are found by the step after arming.
 //
-// docs/model/role.pml proves this exhaustively for a few of each kind, and fails for each of
+// Two pairs more belong to the watcher: it gives up the seat, then looks at bed, while the
+// thread writes dozing, then looks at the seat; and it gives up the seat, then counts the
+// parked, while a parking waiter counts itself, then looks at the seat.
+//
+// docs/model/role.pml proves this, but for the watcher, exhaustively for a few of each kind, and fails for each of
 // some twenty ways of getting it wrong. The names in this package are those of the model.
 package role
