@@ -133,6 +133,10 @@ func (c *CQ) await(ctx context.Context, bell *park.Bell, ready func(*CQ) bool) e
 			return nil
 		}
 		if err := c.stopped(ctx); err != nil {
+			if err == ErrCQOverrun { //nolint:errorlint // our own sentinel, returned bare
+				// The step that lost a completion may not have told of the others yet.
+				c.dev.stepped()
+			}
 			if ready(c) {
 				return nil // it came in between
 			}

@@ -233,6 +233,13 @@ func (d *Device) unpark() {
 	}
 }
 
+// stepped returns when the steps that are being made have ended.
+func (d *Device) stepped() {
+	for _, p := range d.ports {
+		_ = p.do(func() error { return nil }) // a closed wire makes no steps
+	}
+}
+
 // barrier returns when no wire holds anything of memory that was looked up before the call.
 func (d *Device) barrier() {
 	for _, p := range d.ports {
