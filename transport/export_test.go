@@ -2,9 +2,14 @@ package transport
 
 import (
 	"github.com/doorbell-rdma/doorbell/internal/link"
+	"github.com/doorbell-rdma/doorbell/internal/udp"
 	"github.com/doorbell-rdma/doorbell/internal/wire"
 	"github.com/doorbell-rdma/doorbell/roce"
 )
+
+// Direct says that the socket is used by system calls and not through package net, which
+// allocates.
+const Direct = udp.Direct
 
 // Kill ends a device as the death of its process would: without a word to anybody.
 func Kill(d *Device) {
