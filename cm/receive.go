@@ -28,19 +28,29 @@ func (c *CM) HandleMAD(now verbs.Instant, from netip.AddrPort, to netip.Addr, ma
 	in := input{now: now, from: from, to: to, tid: m.TID}
 	switch m.AttrID {
 	case roce.AttrREQ:
-		c.handleREQ(in, message[roce.REQ](m.Data))
+		var msg roce.REQ
+		_ = msg.Decode(m.Data)
+		c.handleREQ(in, &msg)
 	case roce.AttrMRA:
 		c.handleMRA(in, message[roce.MRA](m.Data))
 	case roce.AttrREJ:
 		c.handleREJ(in, message[roce.REJ](m.Data))
 	case roce.AttrREP:
-		c.handleREP(in, message[roce.REP](m.Data))
+		var msg roce.REP
+		_ = msg.Decode(m.Data)
+		c.handleREP(in, &msg)
 	case roce.AttrRTU:
-		c.handleRTU(in, message[roce.RTU](m.Data))
+		var msg roce.RTU
+		_ = msg.Decode(m.Data)
+		c.handleRTU(in, &msg)
 	case roce.AttrDREQ:
-		c.handleDREQ(in, message[roce.DREQ](m.Data))
+		var msg roce.DREQ
+		_ = msg.Decode(m.Data)
+		c.handleDREQ(in, &msg)
 	case roce.AttrDREP:
-		c.handleDREP(in, message[roce.DREP](m.Data))
+		var msg roce.DREP
+		_ = msg.Decode(m.Data)
+		c.handleDREP(in, &msg)
 	case roce.AttrSIDRReq:
 		c.handleSIDRReq(in, message[roce.SIDRReq](m.Data))
 	case roce.AttrLAP:
@@ -54,7 +64,7 @@ func (c *CM) HandleMAD(now verbs.Instant, from netip.AddrPort, to netip.Addr, ma
 }
 
 // message decodes what a MAD holds. Decode fails for a wrong length only, and a MAD's data has
-// the right one.
+// the right one. It allocates: the messages that every connection has do without it.
 func message[M any, P interface {
 	*M
 	Decode(b []byte) error
