@@ -166,14 +166,17 @@ func (s *sleeper) Arm()    { s.want = udp.Readable }
 func (s *sleeper) Disarm() { s.want, s.nap = 0, shortNap }
 func (s *sleeper) Wake()   { s.p.poll.Kick() }
 
-func (s *sleeper) Sleep(until verbs.Instant) {
+func (s *sleeper) Sleep(until verbs.Instant) { s.p.sleep(s.p.poll, s.want, until) }
+
+// sleep sleeps on a poller of the port's socket.
+func (p *port) sleep(poll *udp.Poller, want udp.Events, until verbs.Instant) {
 	timeout := int64(-1)
 	if until != verbs.Never {
-		timeout = max(0, int64(until-s.p.dev.now()))
+		timeout = max(0, int64(until-p.dev.now()))
 	}
-	// An error says that the poller is closed, which happens after the thread has ended, or
-	// that the system call failed, which must not turn the thread into a busy loop.
-	if _, err := s.p.poll.Wait(s.want, timeout); err != nil {
+	// An error says that the poller is closed, which happens after the last sleep, or that the
+	// system call failed, which must not turn the sleeper into a busy loop.
+	if _, err := poll.Wait(want, timeout); err != nil {
 		time.Sleep(shortNap)
 	}
 }

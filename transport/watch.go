@@ -41,14 +41,7 @@ func newWatch(p *port) (*watch, error) {
 }
 
 // Sleep and Wake are the role's.
-func (w *watch) Sleep(until verbs.Instant) {
-	timeout := int64(-1)
-	if until != verbs.Never {
-		timeout = max(0, int64(until-w.p.dev.now()))
-	}
-	// An error is the end of the device, or memory the kernel has not got just now.
-	_, _ = w.poll.Wait(udp.Readable, timeout)
-}
+func (w *watch) Sleep(until verbs.Instant) { w.p.sleep(w.poll, udp.Readable, until) }
 
 // Wake: see Sleep.
 func (w *watch) Wake() { w.poll.Kick() }
