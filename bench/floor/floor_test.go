@@ -117,6 +117,7 @@ func TestDuration(t *testing.T) {
 	for _, p := range floors {
 		p.Iters, p.Duration = 0, 20*time.Millisecond
 		t.Run(name(p), func(t *testing.T) {
+			start := time.Now()
 			r, err := Run(t.Context(), p)
 			if errors.Is(err, errors.ErrUnsupported) {
 				t.Skip(err)
@@ -124,8 +125,10 @@ func TestDuration(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if r.Elapsed < p.Duration-time.Millisecond || r.Ops == 0 {
-				t.Errorf("got %+v, want at least %v", r, p.Duration)
+			// What an end measures begins with its first message, which a busy machine can hand
+			// over late: only the whole run is sure to last the duration.
+			if whole := time.Since(start); whole < p.Duration || r.Elapsed <= 0 || r.Elapsed > whole || r.Ops == 0 {
+				t.Errorf("got %+v in %v, want at least %v", r, whole, p.Duration)
 			}
 		})
 	}
