@@ -92,9 +92,10 @@ func median(sorted []float64) float64 {
 	return (sorted[(n-1)/2] + sorted[n/2]) / 2
 }
 
-// medianOf is the median of values in any order, which it leaves alone.
+// medianOf is the median of values in any order, which it leaves alone, without those that are
+// NaN: runs that do not report it.
 func medianOf(v []float64) float64 {
-	v = slices.Clone(v)
+	v = slices.DeleteFunc(slices.Clone(v), math.IsNaN)
 	slices.Sort(v)
 	return median(v)
 }
