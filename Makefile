@@ -19,10 +19,11 @@ CROSS := linux/arm64 linux/386 darwin/arm64 windows/amd64
 
 # The packages with a fast path and a fallback; a missing one is simply not there yet.
 PORTABLE := $(wildcard internal/udp internal/park transport)
+PATHS    := gso gro spin buffers gso,gro,spin,buffers
 MODELS   := $(wildcard docs/model/*.pml)
 
 .DEFAULT_GOAL := all
-.PHONY: all build vet test race yields portable cross peers fuzz bench gate compare cover arch lint model soak interop interop-full demo perf tools clean help
+.PHONY: all build vet test race yields portable paths cross peers fuzz bench gate compare cover arch lint model soak interop interop-full demo perf tools clean help
 
 all: build vet test ## build, vet and test (the default)
 
@@ -43,6 +44,11 @@ yields: ## the tests of what is lock-free, with a switch of threads at every poi
 
 portable: ## the tests of the socket layer on its fallback for systems other than Linux
 	$(if $(PORTABLE),$(GO) test -tags doorbellportable $(PORTABLE:%=./%/...),@echo "portable: skipped, none of its packages exists yet")
+
+paths: $(PATHS:%=paths/%) ## the tests of devices with one fast path switched off at a time, and with all
+
+paths/%:
+	$(GO) test -short ./transport -args -off $(*F)
 
 cross: $(CROSS:%=cross/%) ## build and vet for the other platforms
 

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/doorbell-rdma/doorbell/internal/linuxpeer"
+	"github.com/doorbell-rdma/doorbell/internal/paths"
 	"github.com/doorbell-rdma/doorbell/transport"
 	"github.com/doorbell-rdma/doorbell/verbs"
 )
@@ -25,6 +26,8 @@ import (
 var keep = flag.Bool("keep", false, "keep the captures of conversations that passed, too")
 
 var full = flag.Bool("full", false, "every tool with every MTU and every loss; else two tools with these, and all tools without")
+
+var off = paths.NewFlag()
 
 // patience bounds one conversation. Linux waits up to 7 s before it repeats a message of the
 // connection manager, 2 s before data, and a guest without KVM on a busy machine is slow.
@@ -162,7 +165,9 @@ func (l tool) column(t *testing.T, side, ip string) {
 // open opens a device that is closed when the test ends.
 func open(t *testing.T, addr netip.Addr) *transport.Device {
 	t.Helper()
-	dev, err := transport.Open(transport.Config{Bind: netip.AddrPortFrom(addr, 0), ConnectTimeout: 30 * time.Second})
+	cfg := transport.Config{Bind: netip.AddrPortFrom(addr, 0), ConnectTimeout: 30 * time.Second}
+	off.Apply(&cfg)
+	dev, err := transport.Open(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}

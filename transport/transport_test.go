@@ -15,12 +15,15 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/doorbell-rdma/doorbell/internal/paths"
 	"github.com/doorbell-rdma/doorbell/internal/udp"
 	"github.com/doorbell-rdma/doorbell/transport"
 	"github.com/doorbell-rdma/doorbell/verbs"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+var off = paths.NewFlag()
 
 // open opens a device on a loopback address; they are hosts of their own, so tests do not
 // disturb each other as long as they use different ones.
@@ -31,6 +34,7 @@ func open(t testing.TB, addr string, cfg transport.Config) *transport.Device {
 	} else {
 		cfg.Bind = netip.AddrPortFrom(netip.MustParseAddr(addr), 0)
 	}
+	off.Apply(&cfg)
 	dev, err := transport.Open(cfg)
 	if err != nil {
 		t.Fatal(err)

@@ -106,6 +106,7 @@ var Layers = []Layer{
 		Modules: programModules,
 		Program: true,
 	},
+	{Package: "internal/paths", Imports: []string{"transport", "verbs"}},
 	{
 		Package: "interop/...",
 		Imports: []string{"internal/linuxpeer", "transport", "verbs", "roce"},
