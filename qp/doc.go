@@ -36,7 +36,8 @@
 //
 // An SRQ (srq.go) is a receive queue without a state, for the queue pairs of several wires.
 // A queue pair with one keeps a receive queue of depth 1 of its own, to which recvReady moves
-// the oldest shared receive when a message needs one.
+// the oldest shared receive when a message needs one. When it is resized posters go on to a new
+// ring, and takers follow when the old one is empty (srqring.go).
 //
 // # The responder
 //

@@ -5,7 +5,6 @@ import (
 	"sync/atomic"
 
 	"github.com/doorbell-rdma/doorbell/internal/yield"
-	"github.com/doorbell-rdma/doorbell/ring"
 	"github.com/doorbell-rdma/doorbell/verbs"
 )
 
@@ -14,6 +13,7 @@ import (
 //
 //	posters (any goroutine)                   owners of wires
 //	Post, PostRecv ---> [ w w w w w ] ---try-lock---> a queue pair's own receive queue, depth 1
+//	                    (srqRing)
 //
 // A queue pair that needs a receive moves the oldest one here to its own receive queue, whose
 // only slot it is; from there on everything is as without an SRQ. What a queue pair took is
@@ -31,19 +31,14 @@ type SRQ struct {
 	// Set when the queue is made, then only read.
 
 	pd     PD
-	slots  ring.Slots
-	wqes   []RecvWQE
-	sges   []verbs.SGE
 	maxSGE int
-	depth  uint64
-	mask   uint64
-	_      [128]byte
 
-	// reserved counts the slots that posters ever took.
-	reserved atomic.Uint64
-	_        [128]byte
+	// tail is where posters begin to look for the newest ring, head where takers do for the
+	// oldest: see srqRing. They change with Resize only.
+	tail, head atomic.Pointer[srqRing]
+	_          [128]byte
 
-	// taken counts those that queue pairs ever took: written under busy, read by posters.
+	// taken counts the receives that queue pairs ever took: written under busy, read by posters.
 	taken atomic.Uint64
 	busy  atomic.Bool
 	// limit is the low-water mark; 0 when it is not armed.
@@ -62,20 +57,22 @@ func NewSRQ(pd PD, depth, maxSGE int) (*SRQ, error) {
 	return newSRQ(pd, c, 0), nil
 }
 
-// newSRQ makes a queue whose positions begin at start, for tests of their wrap.
+// newSRQ makes a queue whose positions begin at start. They have 63 bits and never come around.
 func newSRQ(pd PD, c verbs.QPCap, start uint64) *SRQ {
-	n := ring.RoundUp(c.MaxRecvWR)
-	s := &SRQ{
-		pd: pd, slots: ring.NewSlots(n), wqes: make([]RecvWQE, n), sges: make([]verbs.SGE, n*c.MaxRecvSGE),
-		maxSGE: c.MaxRecvSGE, depth: uint64(n), mask: uint64(n - 1),
-	}
-	s.reserved.Store(start)
+	s := &SRQ{pd: pd, maxSGE: c.MaxRecvSGE}
+	r := newSRQRing(c.MaxRecvWR, s.maxSGE)
+	r.reserved.Store(start << 1)
 	s.taken.Store(start)
+	s.tail.Store(r)
+	s.head.Store(r)
 	return s
 }
 
 // Depth returns the number of slots, MaxSGE the longest SGList. Any goroutine.
-func (s *SRQ) Depth() int { return int(s.depth) }
+func (s *SRQ) Depth() int {
+	r, _ := s.newest()
+	return int(r.depth)
+}
 
 // MaxSGE returns the largest number of SGEs of a receive. Any goroutine.
 func (s *SRQ) MaxSGE() int { return s.maxSGE }
@@ -83,7 +80,9 @@ func (s *SRQ) MaxSGE() int { return s.maxSGE }
 // Len returns how many receives are posted and not taken. Any goroutine.
 func (s *SRQ) Len() int {
 	taken := s.taken.Load() // first: it never passes reserved
-	return int(min(s.reserved.Load()-taken, s.depth))
+	yield.Point()
+	r, end := s.newest()
+	return int(min(end-taken, r.depth))
 }
 
 // Post puts a chain of receives into the queue and returns how many were taken; those before
@@ -101,14 +100,14 @@ func (s *SRQ) Post(wrs []verbs.RecvWR) (n int, err error) {
 	if valid == 0 {
 		return 0, err
 	}
-	pos, took := s.reserve(uint64(valid))
+	r, pos, took := s.reserve(uint64(valid))
 	for i := range took {
-		at := (pos + i) & s.mask
-		writeRecv(&s.wqes[at], s.sges[int(at)*s.maxSGE:], &wrs[i])
+		at := (pos + i) & r.mask
+		writeRecv(&r.wqes[at], r.sges[int(at)*s.maxSGE:], &wrs[i])
 	}
 	for i := took; i > 0; i-- {
 		yield.Point()
-		s.slots.Publish(pos + i - 1)
+		r.slots.Publish(pos + i - 1)
 	}
 	if int(took) < valid {
 		err = verbs.ErrQueueFull
@@ -116,18 +115,18 @@ func (s *SRQ) Post(wrs []verbs.RecvWR) (n int, err error) {
 	return int(took), err
 }
 
-// reserve takes up to n slots in a row for the caller; 0 when there is no room.
-func (s *SRQ) reserve(n uint64) (pos, took uint64) {
+// reserve takes up to n slots in a row of r for the caller; 0 when there is no room.
+func (s *SRQ) reserve(n uint64) (r *srqRing, pos, took uint64) {
 	for {
-		pos = s.reserved.Load()
+		r, pos = s.newest()
 		// taken may have passed pos since; then the room is overstated and the swap fails.
-		took = min(n, s.depth-(pos-s.taken.Load()))
+		took = min(n, r.depth-(pos-s.taken.Load()))
 		if took == 0 {
-			return pos, 0
+			return r, pos, 0
 		}
 		yield.Point()
-		if s.reserved.CompareAndSwap(pos, pos+took) {
-			return pos, took
+		if r.reserved.CompareAndSwap(pos<<1, (pos+took)<<1) {
+			return r, pos, took
 		}
 	}
 }
@@ -140,11 +139,17 @@ func (s *SRQ) take(w *RecvWQE, sges []verbs.SGE) bool {
 	}
 	yield.Point()
 	pos := s.taken.Load()
-	ok := s.slots.Readable(pos)
+	r := s.head.Load()
+	ok := r.slots.Readable(pos)
+	if !ok {
+		// Only now, so as not to look each time at a word that posters write.
+		r = s.oldest(pos)
+		ok = r.slots.Readable(pos)
+	}
 	if ok {
-		i := int(pos & s.mask)
-		*w = s.wqes[i]
-		copy(sges, s.sges[i*s.maxSGE:][:w.NumSGE])
+		i := int(pos & r.mask)
+		*w = r.wqes[i]
+		copy(sges, r.sges[i*s.maxSGE:][:w.NumSGE])
 		yield.Point()
 		s.taken.Store(pos + 1)
 	}

@@ -46,7 +46,7 @@
 // completion queue must hold all that can complete before it is polled: it reports CQ_ERR when
 // it overflows, [ErrCQOverrun] to those who wait, and its queue pairs go to ERR; [CQ.Resize]
 // gives it room in time. An SRQ that runs dry makes peers wait (RNR); [SRQ.SetLimit] gives
-// notice before it does.
+// notice before it does, [SRQ.Resize] more room.
 //
 // # Progress and waiting
 //

@@ -1,7 +1,9 @@
 package transport
 
 import (
+	"errors"
 	"fmt"
+	"sync"
 	"sync/atomic"
 
 	"github.com/doorbell-rdma/doorbell/qp"
@@ -26,6 +28,7 @@ type SRQ struct {
 	s   *qp.SRQ
 	num uint32
 
+	mu     sync.Mutex   // Resize and SetLimit, one at a time
 	users  atomic.Int32 // queue pairs; negative once closed
 	events atomic.Uint32
 }
@@ -54,7 +57,7 @@ func (s *SRQ) PD() *PD { return s.pd }
 // Len returns how many receives are posted that no queue pair has taken.
 func (s *SRQ) Len() int { return s.s.Len() }
 
-// Cap returns how many receives the queue has room for.
+// Cap returns how many receives the queue has room for; Resize changes it.
 func (s *SRQ) Cap() int { return s.s.Depth() }
 
 // PostRecv posts one receive. It never blocks and allocates nothing. It returns ErrQueueFull
@@ -78,6 +81,8 @@ func (s *SRQ) PostRecvList(wrs []verbs.RecvWR) (n int, err error) {
 // event, verbs.EventSRQLimitReached, and the mark is disarmed; at once when fewer are left
 // already. 0 disarms. n is at most Cap.
 func (s *SRQ) SetLimit(n int) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	if n < 0 || n > s.s.Depth() {
 		return fmt.Errorf("transport: limit of a shared receive queue: %d, want 0 to %d", n, s.s.Depth())
 	}
@@ -86,6 +91,31 @@ func (s *SRQ) SetLimit(n int) error {
 	}
 	if s.s.SetLimit(n) {
 		s.s.OnLow()
+	}
+	return nil
+}
+
+// Resize gives the queue room for at least maxWR receives, 1 to 65536, rounded up to a power of
+// two, while it is in use (ibv_modify_srq with IBV_SRQ_MAX_WR): nobody who posts or receives
+// waits for it, and what is posted stays, in its order. Completion queues do not grow along;
+// one that is to hold a completion for each receive wants its own [CQ.Resize] first.
+//
+// It changes nothing and returns an error that wraps verbs.ErrBadAttr when maxWR is out of range
+// or less than an armed limit, ErrQueueFull when more receives are posted and not taken than would
+// fit, ErrInUse when it was called seven times before what was posted at the first was
+// taken, for that memory is still in use; ErrClosed after Close.
+func (s *SRQ) Resize(maxWR int) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.users.Load() < 0 {
+		return ErrClosed
+	}
+	err := s.s.Resize(maxWR)
+	switch {
+	case errors.Is(err, qp.ErrResizes):
+		return fmt.Errorf("transport: resize a shared receive queue: %w: %w", ErrInUse, err)
+	case err != nil:
+		return fmt.Errorf("transport: resize a shared receive queue: %w", err)
 	}
 	return nil
 }
