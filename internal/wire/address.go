@@ -141,12 +141,12 @@ func (w *Wire) DestroyAH(ah verbs.AH) error {
 }
 
 // source is somebody who sent us a datagram lately: what the ICRC of the next one begins
-// with, and the IPv4 Identification of the last one.
+// with, and the IPv4 Identifications so far.
 type source struct {
-	from   netip.AddrPort
-	to     netip.Addr
-	path   roce.Path
-	lastID uint16
+	from netip.AddrPort
+	to   netip.Addr
+	path roce.Path
+	ids  idRun
 }
 
 // sources is a cache of them. It is small and forgets whoever has another's place: a packet

@@ -81,7 +81,7 @@ func (w *Wire) receiveMulticast(now verbs.Instant, rx *link.Rx, b []byte, seg in
 		return
 	}
 	s := w.from.find(rx.Src, rx.Dst, w.local.Port())
-	id, ok := w.checkICRC(&s.path, &s.lastID, b, seg)
+	id, ok := w.checkICRC(&s.path, &s.ids, b, seg)
 	w.tap(now, rx, id, b)
 	if !ok {
 		w.Counters.DropICRC.Add(1)

@@ -15,7 +15,7 @@ type peer struct {
 	refs   int
 	// blocked is a FIFO of queue pairs that wait for room in the window.
 	blockedFirst, blockedLast *QP
-	lastID                    uint16
+	ids                       idRun
 	agreed                    extension // as last agreed on with one of its connections
 	// busy: something is under way to the peer. Written by the owner, read by posters.
 	busy atomic.Bool

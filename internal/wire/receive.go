@@ -93,7 +93,7 @@ func (w *Wire) receiveDatagram(now verbs.Instant, rx *link.Rx, b []byte, seg int
 		q.rxPort = rx.Src.Port()
 		q.rxPath = roce.NewPath(rx.Src, netip.AddrPortFrom(q.src, w.local.Port()))
 	}
-	id, ok := w.checkICRC(&q.rxPath, &q.peer.lastID, b, seg)
+	id, ok := w.checkICRC(&q.rxPath, &q.peer.ids, b, seg)
 	w.tap(now, rx, id, b)
 	if !ok {
 		w.Counters.DropICRC.Add(1)
@@ -114,7 +114,7 @@ func (w *Wire) receiveUD(now verbs.Instant, rx *link.Rx, b []byte, seg int, q *Q
 		return
 	}
 	s := w.from.find(rx.Src, rx.Dst, w.local.Port())
-	id, ok := w.checkICRC(&s.path, &s.lastID, b, seg)
+	id, ok := w.checkICRC(&s.path, &s.ids, b, seg)
 	w.tap(now, rx, id, b)
 	if !ok {
 		w.Counters.DropICRC.Add(1)
@@ -138,23 +138,50 @@ func transportFits(op roce.Opcode, t verbs.QPType) bool {
 	return false
 }
 
+// idRun is what is known of the IPv4 Identifications that somebody's packets carry.
+type idRun struct {
+	last uint16
+	// own counts, from 0 to ownMost, how many packets had the Identification that Doorbell makes
+	// its system write: it goes up with each such packet, and down with each whose is beyond
+	// any train's.
+	own uint8
+}
+
+const (
+	// ownIDs is the count from which on a sender is believed to control its Identifications: by
+	// chance, or because it counts, none gets that far.
+	ownIDs  = 32
+	ownMost = 64
+	// maxTrain is the number of segments of the longest train that any system sends: their
+	// Identifications are their places in it.
+	maxTrain = 128
+)
+
 // checkICRC verifies the ICRC of a datagram. On IPv4 the ICRC covers the Identification,
 // which a socket does not show: it is predicted (its place in the train, one more than the
 // peer's last) and only when no prediction holds solved for, which leaves 16 check bits.
-// last is where the peer's Identification is remembered; nil for a peer unknown.
-func (w *Wire) checkICRC(path *roce.Path, last *uint16, b []byte, seg int) (id uint16, ok bool) {
+//
+// From a sender who was seen to write its Identifications itself, as Doorbell does, those beyond a
+// train's are refused: this leaves 25 bits. When something on the way begins to write others,
+// which it may (RFC 6864, 4.1), the first few are lost.
+//
+// run is where the sender's Identifications are remembered; nil for one unknown.
+func (w *Wire) checkICRC(path *roce.Path, run *idRun, b []byte, seg int) (id uint16, ok bool) {
 	if path.IPv6() {
 		return 0, path.Check(b, 0)
 	}
 	if id = uint16(seg); path.Check(b, id) {
-		if last != nil {
-			*last = id
+		if run != nil {
+			run.last = id
+			if run.own < ownMost {
+				run.own++
+			}
 		}
 		return id, true
 	}
-	if last != nil {
-		if id = *last + 1; path.Check(b, id) {
-			*last = id
+	if run != nil {
+		if id = run.last + 1; path.Check(b, id) {
+			run.last = id
 			return id, true
 		}
 	}
@@ -162,13 +189,19 @@ func (w *Wire) checkICRC(path *roce.Path, last *uint16, b []byte, seg int) (id u
 	if !ok {
 		return 0, false
 	}
-	w.Counters.SolvedIDs.Add(1)
-	if last != nil {
-		if far := id - *last; far > farID && -far > farID {
+	if run != nil {
+		if id >= maxTrain && run.own > 0 {
+			if run.own--; run.own >= ownIDs {
+				w.Counters.FarIDs.Add(1)
+				return id, false
+			}
+		}
+		if far := id - run.last; far > farID && -far > farID {
 			w.Counters.FarIDs.Add(1)
 		}
-		*last = id
+		run.last = id
 	}
+	w.Counters.SolvedIDs.Add(1)
 	return id, true
 }
 
@@ -200,11 +233,11 @@ func (w *Wire) receiveGSI(now verbs.Instant, rx *link.Rx, b []byte, seg int) {
 		return
 	}
 	path := roce.NewPath(rx.Src, netip.AddrPortFrom(rx.Dst, w.local.Port()))
-	var last *uint16
+	var run *idRun
 	if known := w.peers[rx.Src]; known != nil {
-		last = &known.lastID
+		run = &known.ids
 	}
-	id, ok := w.checkICRC(&path, last, b, seg)
+	id, ok := w.checkICRC(&path, run, b, seg)
 	w.tap(now, rx, id, b)
 	if !ok {
 		w.Counters.DropICRC.Add(1)

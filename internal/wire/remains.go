@@ -52,11 +52,11 @@ func (w *Wire) receiveLate(now verbs.Instant, rx *link.Rx, b []byte, seg int) {
 		return
 	}
 	path := roce.NewPath(rx.Src, netip.AddrPortFrom(rx.Dst, w.local.Port()))
-	var last *uint16
+	var run *idRun
 	if p := w.peers[r.route.dst]; p != nil {
-		last = &p.lastID
+		run = &p.ids
 	}
-	id, ok := w.checkICRC(&path, last, b, seg)
+	id, ok := w.checkICRC(&path, run, b, seg)
 	w.tap(now, rx, id, b)
 	if !ok {
 		w.Counters.DropICRC.Add(1)

@@ -72,7 +72,7 @@ type Counters struct {
 	// Drops of received datagrams, by reason.
 	DropTruncated, DropDecode, DropPKey, DropNoQP, DropTransport, DropAddress, DropICRC, DropQKey, DropGSI atomic.Uint64
 	// SolvedIDs counts datagrams whose IPv4 Identification had to be solved for, FarIDs
-	// those solved far from the peer's earlier ones.
+	// those solved far from the peer's earlier ones, and those refused for it (DropICRC).
 	SolvedIDs, FarIDs atomic.Uint64
 	// SendBlocked counts how often the link took less than was offered.
 	SendBlocked atomic.Uint64
