@@ -27,6 +27,10 @@ type MessageConfig struct {
 	Compression Compression
 	// RemotePort is the peer's UDP port (Dial); 0 means 4791.
 	RemotePort uint16
+	// KeepAlive is how often the peer's device is asked whether it is there, when nothing else
+	// is under way to it: 0 means every 15 s, negative never. One that does not answer is found
+	// out within KeepAlive and (RetryCnt+1)·AckTimeout.
+	KeepAlive time.Duration
 	// RetryCnt and AckTimeout say when a peer is gone, as in ConnParam.
 	RetryCnt   int
 	AckTimeout time.Duration
@@ -62,6 +66,13 @@ func (c *MessageConfig) linger() time.Duration {
 	return max(c.Linger, 0)
 }
 
+func (c *MessageConfig) keepAlive() time.Duration {
+	if c.KeepAlive == 0 {
+		return 15 * time.Second
+	}
+	return max(c.KeepAlive, 0)
+}
+
 func (c *MessageConfig) check() error {
 	n, m := c.buffers(), c.maxMessage()
 	switch {
@@ -82,15 +93,16 @@ func (c *MessageConfig) hello() *messageHello {
 // param returns the connection's parameters, ready for either side.
 func (c *MessageConfig) param(conn *Conn) ConnParam {
 	return ConnParam{
-		PrivateData: c.hello().marshal(),
-		Recv:        conn.receives(),
-		RemotePort:  c.RemotePort, RetryCnt: c.RetryCnt, AckTimeout: c.AckTimeout,
+		PrivateData: c.hello().marshal(), PD: conn.pd,
+		Recv:       conn.receives(),
+		RemotePort: c.RemotePort, RetryCnt: c.RetryCnt, AckTimeout: c.AckTimeout,
 		Cap: verbs.QPCap{
 			MaxSendWR: c.buffers() + controlSends, MaxRecvWR: c.buffers() + controlSlots,
 			MaxSendSGE: 1, MaxRecvSGE: 1, MaxInlineData: inlineMessage,
 		},
-		// Nothing of ours is read or written from outside.
-		ResponderResources: -1, InitiatorDepth: -1, Access: verbs.LocalWrite,
+		// Nothing of ours is read or written from outside: keepalives are WRITEs without bytes,
+		// and no memory in the connection's domain is open to more.
+		ResponderResources: -1, InitiatorDepth: -1, Access: verbs.RemoteWrite,
 	}
 }
 
@@ -163,7 +175,7 @@ func (l *ConnListener) Accept(ctx context.Context) (*Conn, error) {
 		if err != nil {
 			return nil, err
 		}
-		conn, err := l.accept(ctx, req)
+		conn, err := l.cfg.Accept(ctx, req)
 		switch {
 		case err == nil:
 			return conn, nil
@@ -176,27 +188,62 @@ func (l *ConnListener) Accept(ctx context.Context) (*Conn, error) {
 	}
 }
 
-func (l *ConnListener) accept(ctx context.Context, req *ConnRequest) (*Conn, error) {
+// Accept takes a request of a [Listener] for a connection of messages, for programs that serve
+// several protocols at one port; it is what [ConnListener.Accept] does with each. It refuses
+// the request when it returns an error: ErrNotMessages when that is not what the peer wants,
+// otherwise one of [ConnRequest.Accept], or of this configuration.
+func (c MessageConfig) Accept(ctx context.Context, req *ConnRequest) (*Conn, error) {
 	refuse := func(reason verbs.RejectReason, err error) (*Conn, error) {
 		text := err.Error()
 		_ = req.Reject(reason, []byte(text[:min(len(text), MaxRejectPrivateData)])) // the peer may be gone
 		return nil, err
 	}
-	var peer messageHello
-	if err := peer.unmarshal(req.PrivateData()); err != nil || req.Type() != verbs.RC {
-		return refuse(verbs.RejectConsumer, errors.Join(ErrNotMessages, err))
+	peer, err := messageRequest(req)
+	if err != nil {
+		return refuse(verbs.RejectConsumer, err)
 	}
-	conn, err := newConn(l.dev, &l.cfg)
+	if err := c.check(); err != nil {
+		return refuse(verbs.RejectNoResources, err)
+	}
+	conn, err := newConn(req.dev, &c)
 	if err != nil {
 		return refuse(verbs.RejectNoResources, err)
 	}
-	qp, err := req.Accept(ctx, l.cfg.param(conn))
+	qp, err := req.Accept(ctx, c.param(conn))
 	if err != nil {
 		conn.unregister()
 		return refuse(verbs.RejectNoResources, err)
 	}
-	conn.start(qp, &l.cfg, &peer)
+	conn.start(qp, &c, peer)
 	return conn, nil
+}
+
+// MessageOffer is what a peer has that wants to exchange messages: its MessageConfig's fields.
+type MessageOffer struct {
+	MaxMessage, Buffers int
+	Compresses          bool
+}
+
+// OfferOf returns what the peer of a request offers; ErrNotMessages when it is after something
+// else than messages.
+func OfferOf(req *ConnRequest) (MessageOffer, error) {
+	h, err := messageRequest(req)
+	if err != nil {
+		return MessageOffer{}, err
+	}
+	return MessageOffer{MaxMessage: h.maxMessage, Buffers: h.buffers, Compresses: h.accepts != 0}, nil
+}
+
+// messageRequest reads the hello of a request.
+func messageRequest(req *ConnRequest) (*messageHello, error) {
+	var h messageHello
+	if err := h.unmarshal(req.PrivateData()); err != nil {
+		return nil, err
+	}
+	if req.Type() != verbs.RC {
+		return nil, ErrNotMessages
+	}
+	return &h, nil
 }
 
 // Close stops listening; accepted connections stay. Closing twice is ErrClosed.
@@ -204,9 +251,13 @@ func (l *ConnListener) Close() error { return l.ln.Close() }
 
 // newConn makes a connection's buffers; start makes the rest when the peer's offer is known.
 func newConn(d *Device, cfg *MessageConfig) (*Conn, error) {
-	c := &Conn{dev: d, maxRecv: cfg.maxMessage(), buffers: cfg.buffers(), linger: cfg.linger()}
+	pd, err := d.AllocPD()
+	if err != nil {
+		return nil, err
+	}
+	c := &Conn{dev: d, pd: pd, maxRecv: cfg.maxMessage(), buffers: cfg.buffers(), linger: cfg.linger(), keepAlive: cfg.keepAlive()}
 	c.recvSlot = slotLen(c.maxRecv)
-	mr, err := d.pd.RegisterMR(make([]byte, (c.buffers+controlSlots)*c.recvSlot), verbs.LocalWrite)
+	mr, err := pd.RegisterMR(make([]byte, (c.buffers+controlSlots)*c.recvSlot), verbs.LocalWrite)
 	if err != nil {
 		return nil, err
 	}
@@ -239,6 +290,11 @@ func (c *Conn) start(qp *QP, cfg *MessageConfig, peer *messageHello) {
 	}
 	if cfg.Compression != CompressNone {
 		c.dec = pack.NewDecoder(min(c.maxRecv, pack.MaxBlock))
+	}
+	if c.keepAlive > 0 {
+		c.sendMu.Lock() // the timer may be faster than its assignment
+		c.alive = time.AfterFunc(c.keepAlive, c.ask)
+		c.sendMu.Unlock()
 	}
 }
 

@@ -29,6 +29,7 @@ import (
 // three more: its peer may send two empty messages for each B that it gets, and one end of all.
 type Conn struct {
 	dev *Device
+	pd  *PD // of its own: what its peer may do reaches nothing else
 	qp  *QP
 	cq  *CQ
 
@@ -37,7 +38,8 @@ type Conn struct {
 	peerBuffers      int // messages that we may have under way to it
 	threshold        int // unreported buffers that are worth a message of their own
 	linger           time.Duration
-	compression      Compression // of what we send
+	keepAlive        time.Duration // 0 for never
+	compression      Compression   // of what we send
 	enc              *pack.Encoder
 	dec              *pack.Decoder // nil when the peer must not compress
 	stage            pack.Staging
@@ -82,6 +84,7 @@ type Conn struct {
 	reaped   uint32  // of them, those whose buffers are free again
 	silent   int     // entries since the last that will complete
 	sge      [1]verbs.SGE
+	alive    *time.Timer // runs ask; nil without keepalives
 }
 
 // arrival is a message that waits in a receive buffer.
@@ -317,6 +320,7 @@ func (c *Conn) Close() error {
 		return ErrClosed
 	}
 	c.changed()
+	c.stopAsking()
 	if c.linger > 0 {
 		ctx, cancel := context.WithTimeout(context.Background(), c.linger)
 		c.flush(ctx)

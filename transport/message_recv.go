@@ -14,8 +14,7 @@ import (
 // when it is gone without that; ErrClosed after Close; ctx.Err() when ctx ends first. What has
 // arrived is received before any error but ErrClosed is reported.
 //
-// A peer whose machine falls silent is not noticed by one who only receives: give ctx a
-// deadline, or send now and then.
+// A peer whose machine falls silent is noticed by keepalives (MessageConfig.KeepAlive).
 func (c *Conn) Recv(ctx context.Context) ([]byte, error) {
 	a, err := c.next(ctx)
 	if err != nil {

@@ -158,7 +158,7 @@ func (c *Conn) freeBuffer(b *Buffer) {
 // makeBuffers makes the buffers to send from.
 func (c *Conn) makeBuffers() error {
 	c.sendSlot = slotLen(c.maxSend)
-	mr, err := c.dev.pd.RegisterMR(make([]byte, c.buffers*c.sendSlot), 0)
+	mr, err := c.pd.RegisterMR(make([]byte, c.buffers*c.sendSlot), 0)
 	if err != nil {
 		return err
 	}
@@ -202,18 +202,24 @@ func (c *Conn) postBuffer(b *Buffer, k messageKind) error {
 // completes or could not be posted. The caller holds sendMu and has seen room.
 func (c *Conn) post(wr *verbs.SendWR, k messageKind, slot int32) error {
 	consumed := c.consumed.Load()
-	wr.Opcode, wr.WRID, wr.ImmData = verbs.SendWithImm, uint64(c.posted), messageImm(consumed, k)
+	wr.Opcode, wr.ImmData = verbs.SendWithImm, messageImm(consumed, k)
+	// Before it leaves: the peer's answer may be here before PostSend returns.
+	c.reported.Store(consumed)
+	if k <= kindPacked {
+		c.sent.Add(1)
+	}
+	return c.enqueue(wr, slot)
+}
+
+// enqueue posts a request that takes an entry of the send queue. The caller is post's.
+func (c *Conn) enqueue(wr *verbs.SendWR, slot int32) error {
+	wr.WRID = uint64(c.posted)
 	// A completion now and then frees the entries of the silent ones before it.
 	if c.silent++; c.silent >= len(c.ring)/4 {
 		wr.Flags |= verbs.Signaled
 	}
 	if wr.Flags&verbs.Signaled != 0 {
 		c.silent = 0
-	}
-	// Before it leaves: the peer's answer may be here before PostSend returns.
-	c.reported.Store(consumed)
-	if k <= kindPacked {
-		c.sent.Add(1)
 	}
 	if err := c.qp.PostSend(*wr); err != nil {
 		if slot >= 0 {
