@@ -146,7 +146,7 @@ func (r *Role) Close(last func()) error {
 		<-c.exited
 	}
 	for r.seat.Load() {
-		r.Nudge()
+		r.watcher.Wake()
 		runtime.Gosched()
 	}
 	r.bed.Store(awake) // nobody wakes from now on, but some may be about to

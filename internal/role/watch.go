@@ -148,11 +148,13 @@ func (r *Role) Park() {
 // Unpark: see Park.
 func (r *Role) Unpark() { r.waiters.Add(-1) }
 
-// Nudge has a watcher ask done again, whatever it does now. Any goroutine.
+// Nudge has a watcher ask done again, whatever it does now. Any goroutine. A closed role's
+// watcher is woken by Close; and Sit may take the seat for a moment when Close is through.
 func (r *Role) Nudge() {
 	r.wakers.Add(1)
 	yield.Point()
-	if r.seat.Load() {
+	if r.seat.Load() && !r.Closed() {
+		yield.Point()
 		r.watcher.Wake()
 	}
 	r.wakers.Add(-1)
