@@ -89,7 +89,7 @@ func (q *QP) HandleTimeout(now verbs.Instant) {
 	case now >= r.ackAt:
 		q.ackTimedOut(now)
 		return
-	case now >= r.earlyAt && q.win.queued(now, r.askedAt):
+	case now >= r.earlyAt && !q.win.overdue(now, r.askedAt, q.num):
 		r.earlyAt = now.Add(q.win.rto(r.backoff))
 	case now >= r.earlyAt:
 		q.env.Counters.EarlyRetransmits.Add(1)

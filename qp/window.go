@@ -75,6 +75,16 @@ type Window struct {
 	// heardAt is when the peer last answered anything, newest when the newest packet that
 	// it has acknowledged was sent.
 	heardAt, newest verbs.Instant
+
+	// backoff counts how often the silent peer was asked since a round trip was last measured:
+	// while all that is sent is sent again nothing is measured, and a round trip that has
+	// become long would never be found out (RFC 6298, 5.5 to 5.7).
+	backoff uint8
+	// asker is the queue pair that last sent again to a silent peer, at askedAt; others says that
+	// one more wanted to meanwhile.
+	asker   verbs.QPN
+	askedAt verbs.Instant
+	others  bool
 }
 
 // NewWindow makes an open window.
@@ -194,6 +204,7 @@ func (w *Window) cut(now verbs.Instant, num, den int64) {
 func (w *Window) sample(now verbs.Instant, d time.Duration) {
 	d = max(d, 1)
 	w.newest = max(w.newest, now-verbs.Instant(d))
+	w.backoff = 0
 	if w.srtt == 0 {
 		w.srtt, w.rttvar, w.minRTT = d, d/2, d
 		return
@@ -223,14 +234,30 @@ func (w *Window) rto(backoff uint8) time.Duration {
 	if w.srtt != 0 {
 		d = max(w.srtt+4*w.rttvar, rtoFloor)
 	}
-	return min(d<<min(backoff, maxBackoff), rtoCeiling)
+	return min(d<<min(max(backoff, w.backoff), maxBackoff), rtoCeiling)
 }
 
-// queued reports whether a packet that was sent at a time and has no answer is more likely
-// waiting at the peer, behind those of others, than lost: the peer has answered lately, and
-// nothing that was sent later.
-func (w *Window) queued(now, sent verbs.Instant) bool {
-	return w.newest < sent && now.Sub(w.heardAt) < w.rto(0)
+// overdue reports whether a queue pair should send again a packet that was sent at a time and
+// has no answer. It should when something that was sent later was answered: the packet is lost. It
+// should not when the peer has answered lately: then it waits there behind those of others.
+// When the peer is silent nobody knows, and one packet is enough to find out: of a thousand queue
+// pairs one asks at a time, another one the next time, and less and less often.
+func (w *Window) overdue(now, sent verbs.Instant, q verbs.QPN) bool {
+	switch {
+	case w.newest >= sent:
+		return true
+	case now.Sub(w.heardAt) < w.rto(0):
+		return false
+	case now.Sub(w.askedAt) < w.rto(0):
+		w.others = w.others || w.asker != q
+		return false
+	case w.others && w.asker == q:
+		w.others = false
+		return false
+	}
+	w.asker, w.askedAt, w.others = q, now, false
+	w.backoff = min(w.backoff+1, maxBackoff)
+	return true
 }
 
 // readChunk is how many response packets one READ request asks for at the most: half of

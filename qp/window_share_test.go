@@ -22,19 +22,77 @@ func TestWindowRoom(t *testing.T) {
 	}
 }
 
-// A packet is lost when something sent later was acknowledged, or when the peer is silent; until
-// then it waits behind others.
-func TestWindowQueued(t *testing.T) {
-	w := NewWindow(WindowConfig{})
+// A packet is lost when something sent later was acknowledged; when the peer has answered lately
+// it waits behind others.
+func TestWindowOverdue(t *testing.T) {
 	ms := func(n int) verbs.Instant { return verbs.Instant(n) * verbs.Instant(time.Millisecond) }
-	w.sample(ms(11), time.Millisecond) // of a packet sent at 10 ms
-	w.heardAt = ms(20)
 	for _, c := range []struct {
 		now, sent int
 		want      bool
-	}{{21, 11, true}, {22, 20, true}, {21, 10, false}, {21, 9, false}, {20 + 100, 11, false}} {
-		if got := w.queued(ms(c.now), ms(c.sent)); got != c.want {
-			t.Errorf("sent at %d ms, now %d: queued %v", c.sent, c.now, got)
+	}{{21, 11, false}, {22, 20, false}, {21, 10, true}, {21, 9, true}, {20 + 100, 11, true}} {
+		w := NewWindow(WindowConfig{})
+		w.sample(ms(11), time.Millisecond) // of a packet sent at 10 ms
+		w.heardAt = ms(20)
+		if got := w.overdue(ms(c.now), ms(c.sent), 1); got != c.want {
+			t.Errorf("sent at %d ms, now %d: overdue %v", c.sent, c.now, got)
 		}
+	}
+}
+
+// A silent peer is asked by one queue pair at a time, by each in its turn, less and less often; by
+// one that is alone whenever its timer says so.
+func TestWindowSilence(t *testing.T) {
+	w := NewWindow(WindowConfig{})
+	start := verbs.Instant(time.Second)
+	asked := map[verbs.QPN]int{}
+	total := 0
+	for now := start; now < start+verbs.Instant(10*time.Second); now += verbs.Instant(time.Millisecond) {
+		q := verbs.QPN(now / verbs.Instant(time.Millisecond) % 3)
+		if w.overdue(now, start, q) {
+			asked[q]++
+			total++
+		}
+	}
+	// After 10, 20, 40, ... 640 ms, then every second, which is the ceiling.
+	if total < 14 || total > 20 || min(asked[0], asked[1], asked[2]) < 3 {
+		t.Errorf("in ten seconds three queue pairs asked %d times: %v", total, asked)
+	}
+	w = NewWindow(WindowConfig{})
+	for k := range uint8(10) {
+		if !w.overdue(start, start, 7) {
+			t.Errorf("alone: not allowed to ask for the %dth time", k)
+		}
+		start = start.Add(w.rto(k + 1))
+	}
+}
+
+// A round trip that has become longer than the early timer is found out, and then nothing is sent
+// twice any more.
+func TestLongerRoundTrip(t *testing.T) {
+	p := newPair(t, options{timeout: 20}) // 4.3 s
+	again := &p.a.env.Counters.Retransmits
+	for i := range 16 {
+		p.postRecv(p.b, 1, 0, 64)
+		p.post(p.a, sendWR(verbs.Send, 1, 0, 64))
+		if i < 8 { // at once: the window knows a round trip of nothing
+			p.run()
+			continue
+		}
+		before := again.Load()
+		p.pump(p.a)
+		p.deliver(p.b, p.a.take()...)
+		p.pump(p.b)
+		answers := p.b.take()
+		p.advance(100 * time.Millisecond)
+		late := p.a.take()
+		p.deliver(p.a, answers...)
+		p.deliver(p.b, late...)
+		p.run()
+		if n := again.Load() - before; n > 0 && i > 11 {
+			t.Errorf("message %d: sent again %d times", i, n)
+		}
+	}
+	if len(p.a.wcs) != 16 || p.a.win.RTT() < 10*time.Millisecond {
+		t.Errorf("%d completions, a round trip of %v", len(p.a.wcs), p.a.win.RTT())
 	}
 }
