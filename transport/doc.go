@@ -81,7 +81,10 @@
 // whatever lost a packet is gone. On both, a send completes when it has left; one that cannot
 // leave moves the queue pair to SQE, in which receiving goes on and sends are flushed until
 // the program moves it back to RTS. Nothing paces what is posted: who sends more than the
-// receiver takes in loses messages.
+// receiver takes in loses messages, there where it is slow: [Device.Counters] of the receiver
+// tells a socket buffer that was full (udp_rx_dropped: nobody drove the device, or not fast
+// enough; Config.RecvBuffer) from a receive that was not posted (qp_dropped_no_recv) and one
+// too short (qp_dropped_length).
 //
 // # Errors
 //

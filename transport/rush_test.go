@@ -248,9 +248,15 @@ func TestRush(t *testing.T) {
 			t.Logf("round %d: %v, %d bytes of heap", rounds, opened.Round(time.Millisecond), live)
 		}
 	}
-	c := b.Counters()
-	t.Logf("%d rounds of %d: %d established by COMM_EST, %d REPs sent of which %d again, %d REQs dropped by the backlog, %d requests and greetings sent again",
-		rounds, n, c["cm_comm_est"], c["cm_sent_rep"], c["cm_retransmitted_rep"], c["cm_dropped_backlog"], c["qp_retransmits"]+a.Counters()["qp_retransmits"])
+	c, again := b.Counters(), a.Counters()
+	t.Logf("%d rounds of %d: %d established by COMM_EST, %d REQs and %d REPs sent again, %d REQs dropped by the backlog",
+		rounds, n, c["cm_comm_est"], again["cm_retransmitted_req"], c["cm_retransmitted_rep"], c["cm_dropped_backlog"])
+	for _, name := range []string{
+		"qp_packets_sent", "qp_retransmits", "qp_early_retransmits", "qp_timeouts", "qp_duplicates", "qp_rnr_naks_sent", "qp_dropped_state",
+		"udp_rx_dropped", "wire_send_blocked",
+	} {
+		t.Logf("%s: %d and %d", name, again[name], c[name])
+	}
 	if c["cm_comm_est"] == 0 {
 		t.Error("no request overtook its RTU")
 	}
