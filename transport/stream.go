@@ -40,8 +40,9 @@ type Stream struct {
 	compression Compression // as configured
 	pack        *streamPack // nil when bytes travel as they are
 
-	rlock, wlock sync.Mutex // one reader, one writer at a time
-	r, w, c      waiter     // the reader, the writer, and who closes
+	rlock, wlock sync.Mutex    // one reader, one writer at a time
+	nudged       verbs.Instant // when the writer last drove the wire; under wlock
+	r, w, c      waiter        // the reader, the writer, and who closes
 	rdl, wdl     deadline
 	ldl          deadline // how long Close waits
 
@@ -54,7 +55,6 @@ type Stream struct {
 	reading bool  // somebody looks at what is in the receive ring
 	dead    error // why nothing can be sent or received any more; nil while it can
 	spent   int   // receives to post again
-	nudged  verbs.Instant
 	msg     rsocket.Message
 	wrs     [1]verbs.SendWR
 	sges    [2]verbs.SGE
@@ -282,10 +282,10 @@ func (s *Stream) send(n int) error {
 	}
 	s.conn.Send(n, &s.msg)
 	err := s.post()
-	drive := s.conn.Unacked() > 1 && s.due()
+	behind := s.conn.Unacked() > 1
 	s.mu.Unlock()
-	if drive {
-		s.dev.drive()
+	if behind {
+		s.nudge()
 	}
 	return err
 }
