@@ -398,8 +398,13 @@ func (w *Wire) connEvent(now verbs.Instant, c *Conn, e *cm.Event) {
 		w.down(now, c, verbs.EventUnreachable, nil)
 	case cm.Disconnected:
 		c.Reason = e.Reason
-		w.down(now, c, verbs.EventDisconnected, e.PrivateData)
+		if e.Reason != 0 || !w.appeals(now, c, e.PrivateData) {
+			w.down(now, c, verbs.EventDisconnected, e.PrivateData)
+		}
 	case cm.TimewaitExit:
+		if q := c.qp; q != nil && q.appeal.until != 0 {
+			w.endAppeal(now, q)
+		}
 		w.up.ConnEvent(c, verbs.EventTimewaitExit, nil)
 		w.forget(c)
 	}

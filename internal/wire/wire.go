@@ -278,7 +278,11 @@ func (w *Wire) expire(now verbs.Instant) (work int) {
 			}
 			work++
 		}
-		w.timers.update(q, q.q.Deadline())
+		if at := q.appeal.until; at != 0 && at <= now {
+			w.endAppeal(now, q)
+			work++
+		}
+		w.timers.update(q, q.deadline())
 	}
 	if w.cm.Deadline() <= now {
 		w.cm.HandleTimeout(now)
@@ -304,6 +308,9 @@ func (w *Wire) deliver(now verbs.Instant) (completions bool) {
 		q.nextTouched, q.touched = nil, false
 		if set := q.q.TakeEvents(); set != 0 {
 			w.qpEvents(now, q, set)
+		}
+		if q.appeal.until != 0 {
+			w.hear(now, q)
 		}
 		q = next
 	}

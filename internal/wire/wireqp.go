@@ -25,6 +25,7 @@ type QP struct {
 
 	queued, touched, closed bool
 	failed                  bool // moved itself to ERR, and the peer is to hear of it
+	appeal                  appeal
 	nextRun, nextTouched    *QP
 
 	heapIndex int
@@ -81,6 +82,9 @@ func (w *Wire) DestroyQP(now verbs.Instant, q *QP) {
 	}
 	w.answerFirst(now)
 	w.sayFailed(now, q)
+	if q.appeal.until != 0 {
+		w.endAppeal(now, q)
+	}
 	if q.conn != nil {
 		q.conn.qp = nil
 		q.conn = nil
