@@ -49,7 +49,7 @@ func (s *Session) dial(ctx context.Context, to netip.AddrPort) error {
 	cp.PrivateData, cp.RemotePort = h.encode(), s.o.RemotePort
 	ctrl, err := s.dev.Dial(ctx, to, cp)
 	if err != nil {
-		return refused(err)
+		return Refused(err)
 	}
 	s.begin(ctrl)
 	if err := checkWelcome(ctrl.PrivateData()); err != nil {
@@ -79,7 +79,7 @@ func (s *Session) dial(ctx context.Context, to netip.AddrPort) error {
 		cp.PrivateData, cp.RemotePort = h.encode(), s.o.RemotePort
 		qp, err := s.dev.Dial(ctx, to, cp)
 		if err != nil {
-			return fmt.Errorf("data connection %d of %d: %w", i+1, s.p.QPs, refused(err))
+			return fmt.Errorf("data connection %d of %d: %w", i+1, s.p.QPs, Refused(err))
 		}
 		if err := f.attach(qp); err != nil {
 			return err
@@ -119,8 +119,8 @@ func (s *Session) introduce(ctx context.Context) error {
 	return nil
 }
 
-// refused finds the server's own words in a rejection.
-func refused(err error) error {
+// Refused finds the server's own words in a rejection: a *RefusedError around err, or err.
+func Refused(err error) error {
 	var r *transport.RejectError
 	if errors.As(err, &r) {
 		if text := refusalText(r.PrivateData); text != "" {

@@ -32,6 +32,11 @@ type Server struct {
 	// Handle runs a session, on a goroutine of its own, by calling its Run; the server closes
 	// the session afterwards. ctx ends with Serve's.
 	Handle func(ctx context.Context, s *Session)
+	// Messages runs the server's side of a MessageTest, as Handle does a session; nil refuses
+	// them. The server closes the connection afterwards.
+	Messages func(ctx context.Context, conn *transport.Conn)
+
+	exchanges uint64 // message tests so far; Serve's
 
 	mu       sync.Mutex // guards what follows
 	sessions map[sessionKey]*pending
@@ -39,9 +44,11 @@ type Server struct {
 }
 
 // sessionKey names a session: clients choose the number, so it counts only with the address.
+// Message tests have numbers of the server's.
 type sessionKey struct {
-	addr netip.Addr
-	id   uint64
+	addr     netip.Addr
+	id       uint64
+	messages bool
 }
 
 // pending is a session's entry: its memory, and where its data connections arrive.
@@ -88,6 +95,9 @@ func (srv *Server) Serve(ctx context.Context) error {
 // take hands a request to its session, making it first if it is a control connection's. It
 // returns why not, in words.
 func (srv *Server) take(ctx context.Context, req *transport.ConnRequest, wg *sync.WaitGroup, done func()) (why string) {
+	if offer, err := transport.OfferOf(req); err == nil {
+		return srv.takeMessages(ctx, req, offer, wg, done)
+	}
 	var h hello
 	if err := h.decode(req.PrivateData()); err != nil {
 		return "this is a server for perf: " + err.Error()
@@ -95,7 +105,7 @@ func (srv *Server) take(ctx context.Context, req *transport.ConnRequest, wg *syn
 	if h.version != Version {
 		return fmt.Sprintf("the client speaks version %d of perf's exchange, this is version %d", h.version, Version)
 	}
-	key := sessionKey{req.RemoteAddr().Addr(), h.session}
+	key := sessionKey{addr: req.RemoteAddr().Addr(), id: h.session}
 	switch h.kind {
 	case helloData:
 		// Under the lock, so that nothing is added once dismiss has emptied the channel.
@@ -128,6 +138,34 @@ func (srv *Server) take(ctx context.Context, req *transport.ConnRequest, wg *syn
 		return ""
 	}
 	return fmt.Sprintf("unknown kind of connection %d", h.kind)
+}
+
+// takeMessages makes a message test of a request. What the client compresses is unpacked; it
+// decides about sizes, within the memory that there is.
+func (srv *Server) takeMessages(ctx context.Context, req *transport.ConnRequest, offer transport.MessageOffer, wg *sync.WaitGroup, done func()) (why string) {
+	if srv.Messages == nil {
+		return "this server measures verbs, not messages"
+	}
+	cfg := transport.MessageConfig{MaxMessage: offer.MaxMessage, Buffers: offer.Buffers, Compression: transport.CompressS2}
+	srv.exchanges++
+	key := sessionKey{addr: req.RemoteAddr().Addr(), id: srv.exchanges, messages: true}
+	p := &pending{memory: int64(cfg.Buffers+3) * int64(cfg.MaxMessage)}
+	if why := srv.admit(key, p); why != "" {
+		return why
+	}
+	wg.Go(func() {
+		defer srv.dismiss(key, p)
+		conn, err := cfg.Accept(ctx, req) // which has refused if it fails
+		if err != nil {
+			return
+		}
+		defer conn.Close()
+		srv.Messages(ctx, conn)
+		if srv.Once {
+			done()
+		}
+	})
+	return ""
 }
 
 // refuse says what about a client's wishes cannot be met, or nothing.

@@ -601,7 +601,7 @@ func TestRefusals(t *testing.T) {
 		if err == nil {
 			q.Close()
 		}
-		return refused(err)
+		return Refused(err)
 	}
 	for _, tc := range []struct {
 		name   string

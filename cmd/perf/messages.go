@@ -18,8 +18,9 @@ import (
 
 const aboutMessages = `
 --compress and --payload measure messages (transport.Conn) instead of verbs: bytes of
-the program's a second, and how many went over the wire for them. Both ends need
---compress, and -s up to the longest message. docs/compression.md has figures.`
+the program's a second, and how many went over the wire for them. The other end is
+perf serve, or a send_bw with --compress, and -s up to the longest message.
+docs/compression.md has figures.`
 
 // compressions are what --compress names.
 var compressions = []string{
@@ -91,7 +92,7 @@ func (a *app) messages(ctx context.Context, t *testFlags, args []string) error {
 			if first.Err() != nil {
 				return errInterrupted
 			}
-			return explainDial(err, to, t.port, "perf send_bw --compress "+t.compress)
+			return explainDial(bench.Refused(err), to, t.port, "perf serve, or perf send_bw --compress "+t.compress+",")
 		}
 		defer conn.Close()
 		return a.sendMessages(ctx, first, t, dev, conn)

@@ -71,13 +71,36 @@ func TestSendBWMessagesRefused(t *testing.T) {
 		t.Errorf("write_bw took --compress: %d, %q", r.code, r.stderr)
 	}
 	// A server of verbs, and one that does not compress.
-	serving(t, "127.3.91.1")
-	if r := perf(t, "send_bw", "127.3.91.1", "--bind", "127.3.91.2", "--compress", "s2"); r.code != 1 || strings.Count(r.stderr, "\n") != 1 {
-		t.Errorf("against perf serve: exit %d, %q", r.code, r.stderr)
+	v := start(t, "send_bw", "--bind", "127.3.91.1")
+	v.until(t, "Waiting for a client")
+	if r := perf(t, "send_bw", "127.3.91.1", "--bind", "127.3.91.2", "--compress", "s2"); r.code != 1 || !strings.Contains(r.stderr, "measures verbs, not messages") {
+		t.Errorf("against a server of verbs: exit %d, %q", r.code, r.stderr)
 	}
 	p := start(t, "send_bw", "--bind", "127.3.91.3", "--compress", "none")
 	p.until(t, "Waiting for a client")
 	if r := perf(t, "send_bw", "127.3.91.3", "--bind", "127.3.91.4", "--compress", "s2"); r.code != 1 || !strings.Contains(r.stderr, "start it with --compress s2") {
 		t.Errorf("against --compress none: exit %d, %q", r.code, r.stderr)
+	}
+}
+
+// TestServeMessages: perf serve takes message tests of any method, beside those of verbs, and
+// refuses what is beyond its memory.
+func TestServeMessages(t *testing.T) {
+	p := start(t, "serve", "--bind", "127.3.92.1", "--max-memory", "16777216")
+	p.until(t, "Serving on")
+	for i, compress := range []string{"none", "s2", "zstd"} {
+		args := []string{"send_bw", "127.3.92.1", "--bind", fmt.Sprintf("127.3.92.%d", 2+i), "--compress", compress, "-r", "16", "-s", "3000", "-n", "200"}
+		if out := good(t, args...); !strings.Contains(out, "Compression : "+compress) || !strings.Contains(out, " 3000       200 ") {
+			t.Errorf("%v: the report is\n%s", args, out)
+		}
+	}
+	good(t, "send_bw", "127.3.92.1", "--bind", "127.3.92.2", "-n", "100")
+	if r := perf(t, "send_bw", "127.3.92.1", "--bind", "127.3.92.2", "--compress", "s2", "-s", "16000000"); r.code != 1 || !strings.Contains(r.stderr, "--max-memory") {
+		t.Errorf("beyond the server's memory: exit %d, %q", r.code, r.stderr)
+	}
+	p.signal(t, os.Interrupt)
+	out := p.end(t)
+	if n := strings.Count(out.stdout, ": 400, with 1200000 bytes, warm-up included\n"); n != 3 || out.code != 0 {
+		t.Errorf("exit %d, %d of 3 message tests in the report:\n%s%s", out.code, n, out.stdout, out.stderr)
 	}
 }

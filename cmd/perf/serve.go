@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/doorbell-rdma/doorbell/bench"
+	"github.com/doorbell-rdma/doorbell/transport"
 )
 
 func (a *app) serve() *cobra.Command {
@@ -19,7 +20,11 @@ func (a *app) serve() *cobra.Command {
 		Use:   "serve",
 		Short: "Serve any test of any number of clients until a signal comes",
 		Long: `Serves every test with the client's options, several clients at a time, until
-Ctrl-C or SIGTERM. It prints a client's report when its test is over.`,
+Ctrl-C or SIGTERM. It prints a client's report when its test is over.
+
+Clients of send_bw --compress and --payload are served, too: what they send is
+unpacked, by whatever method, and counted. rping and pingpong, which follow other
+programs, serve themselves.`,
 		Example: `  perf serve --bind 127.0.0.2
   perf serve --bind [::1]:4792 -p 20000`,
 		Args: atMost(0, "no operands"),
@@ -52,9 +57,20 @@ func (a *app) serveAll(ctx context.Context, d *deviceFlags, sessions int, memory
 		defer mu.Unlock()
 		fmt.Fprint(a.stdout, b.String())
 	}
+	messages := func(ctx context.Context, conn *transport.Conn) {
+		num, peer := count.Add(1), conn.RemoteAddr()
+		n, size, err := bench.ServeMessages(ctx, conn)
+		mu.Lock()
+		defer mu.Unlock()
+		fmt.Fprintf(a.stdout, "session %d: messages of %v: %d, with %d bytes, warm-up included\n", num, peer, n, size)
+		if err != nil {
+			fmt.Fprintf(a.stdout, "session %d: %v\n", num, oneLine(err.Error()))
+		}
+	}
 	return a.onDevice(ctx, d, func(ctx context.Context, dev *device) error {
 		srv := &bench.Server{
-			Device: dev.Device, Port: d.port, MaxSessions: sessions, MaxMemory: memory, Options: d.options(), Handle: handle,
+			Device: dev.Device, Port: d.port, MaxSessions: sessions, MaxMemory: memory, Options: d.options(),
+			Handle: handle, Messages: messages,
 			Listening: func() {
 				fmt.Fprintf(a.stdout, "Serving on %v, service port %d; Ctrl-C ends it\n", dev.LocalAddr(), d.port)
 			},
