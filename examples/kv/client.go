@@ -2,9 +2,9 @@ package main
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"net/netip"
 	"runtime"
 	"strconv"
@@ -18,7 +18,7 @@ type client struct {
 	qp    *transport.QP
 	mr    *transport.MR // an entry, and behind it 8 bytes for what an atomic found
 	table verbs.RemoteMR
-	id    uint64 // what it locks with; not 0
+	id    uint64 // what it locks with, which the server has given it; not 0
 
 	torn, busy int // how often it had to try again
 }
@@ -28,14 +28,18 @@ func dial(ctx context.Context, dev *transport.Device, server netip.AddrPort) (*c
 	if err != nil {
 		return nil, err
 	}
-	c := &client{mr: mr, id: rand.Uint64() | 1}
-	if c.qp, err = dev.Dial(ctx, server, transport.ConnParam{}); err != nil {
+	c := &client{mr: mr}
+	// The server asks whether we are there by WRITEs of no bytes.
+	if c.qp, err = dev.Dial(ctx, server, transport.ConnParam{Access: verbs.RemoteWrite}); err != nil {
 		_ = mr.Close() // the reason to report is err
 		return nil, err
 	}
 	err = c.table.UnmarshalBinary(c.qp.PrivateData())
 	if err == nil && c.table.Length != entries*entryLen {
 		err = fmt.Errorf("the server's table has %d bytes, want %d", c.table.Length, entries*entryLen)
+	}
+	if err == nil {
+		c.id = binary.BigEndian.Uint64(c.qp.PrivateData()[verbs.RemoteMRSize:])
 	}
 	if err != nil {
 		c.close()
@@ -64,6 +68,12 @@ func (c *client) do(ctx context.Context, wr verbs.SendWR, entry, off int) error 
 func (c *client) read(ctx context.Context, i int) (entry, error) {
 	err := c.do(ctx, verbs.SendWR{Opcode: verbs.RDMARead, SGList: c.mr.SGL(0, entryLen)}, i, 0)
 	return c.mr.Bytes()[:entryLen], err
+}
+
+// holder reads who holds the lock of an entry.
+func (c *client) holder(ctx context.Context, i int) (uint64, error) {
+	err := c.do(ctx, verbs.SendWR{Opcode: verbs.RDMARead, SGList: c.mr.SGL(entryLen, 8)}, i, offLock)
+	return native(c.mr.Bytes()[entryLen:]), err
 }
 
 // swap replaces the lock of an entry if it is old, and reports whether it was.
@@ -161,9 +171,8 @@ func (c *client) locked(ctx context.Context, i int, key string, f func(old []byt
 		return false, err
 	}
 	k, old, err := e.parse()
-	if errors.Is(err, errTorn) {
-		// We hold the lock, so nobody writes: one who did has died of it. Its value is lost.
-		k, old = key, nil
+	if err != nil {
+		return false, err // nobody writes while we hold the lock, and release mends what is torn
 	}
 	if k != key && e.version() != 0 {
 		return false, nil
@@ -172,12 +181,43 @@ func (c *client) locked(ctx context.Context, i int, key string, f func(old []byt
 	if err != nil {
 		return false, err
 	}
+	return true, c.write(ctx, i, e, key, value)
+}
+
+// write makes the next version of an entry, e as it was read, and writes all but the lock.
+func (c *client) write(ctx context.Context, i int, e entry, key string, value []byte) error {
 	n, err := e.fill(e.version()+1, key, value)
 	if err != nil {
-		return false, err
+		return err
 	}
-	err = c.do(ctx, verbs.SendWR{Opcode: verbs.RDMAWrite, SGList: c.mr.SGL(offVersion, n-offVersion)}, i, offVersion)
-	return true, err
+	return c.do(ctx, verbs.SendWR{Opcode: verbs.RDMAWrite, SGList: c.mr.SGL(offVersion, n-offVersion)}, i, offVersion)
+}
+
+// release takes off the locks of a client that has gone, whose requests can come no more. What
+// it has left half-written becomes an empty value.
+func (c *client) release(ctx context.Context, id uint64) error {
+	for i := range entries {
+		if holder, err := c.holder(ctx, i); err != nil {
+			return err
+		} else if holder != id {
+			continue
+		}
+		e, err := c.read(ctx, i)
+		if err != nil {
+			return err
+		}
+		// The key is in a WRITE's first packet, and so whole.
+		if _, _, torn := e.parse(); torn != nil {
+			k, _ := e.lengths()
+			if err := c.write(ctx, i, e, string(e[offKey:offKey+k]), nil); err != nil {
+				return err
+			}
+		}
+		if _, err := c.swap(ctx, i, id, 0); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // again lets others go on before the next try.

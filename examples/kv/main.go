@@ -5,7 +5,8 @@
 //	go run ./examples/kv -bind 127.0.0.1 127.0.0.2 put colour blue get colour
 //
 // Further commands: get KEY, put KEY VALUE, add KEY N (a counter, under the entry's lock),
-// and bench SECONDS, which gets and puts as fast as it can and checks what it reads.
+// hold KEY SECONDS, which keeps the entry's lock, and bench SECONDS, which gets and puts as fast
+// as it can and checks what it reads.
 //
 // # How it works
 //
@@ -22,6 +23,14 @@
 // one is read again. A PUT takes the lock with an atomic CMP_SWAP, READs the version, WRITEs
 // everything behind the lock, and gives the lock back with a second CMP_SWAP. Requests of one
 // queue pair are executed in order, so who takes the lock next finds the value written.
+//
+// A client that dies takes its locks with it. The server gives each client the number to lock
+// with, and when the client has gone - it says so, or does not answer within about three seconds
+// - closes its queue pair, so that nothing of it arrives any more, and takes its number out of
+// every lock. An entry that it has half written gets an empty value: what it was to be is lost.
+// There is no lease: a client that lives may hold a lock as long as it likes, since one that came
+// back after its time would write what another has locked. A client that locks with another
+// number than its own is not guarded against, as little as one that writes without the lock.
 //
 // The server changes its table too: it counts seconds in the entry "uptime". It must not
 // touch the memory itself, which peers read and write at any time: that would be a data race,
@@ -94,9 +103,9 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 // command does what the arguments say, one after another.
 func command(ctx context.Context, c *client, args []string, out io.Writer) error {
 	for len(args) > 0 {
-		need, ok := map[string]int{"get": 2, "put": 3, "add": 3, "bench": 2}[args[0]]
+		need, ok := map[string]int{"get": 2, "put": 3, "add": 3, "hold": 3, "bench": 2}[args[0]]
 		if !ok || len(args) < need {
-			return fmt.Errorf("%q: want get KEY, put KEY VALUE, add KEY N or bench SECONDS", args)
+			return fmt.Errorf("%q: want get KEY, put KEY VALUE, add KEY N, hold KEY SECONDS or bench SECONDS", args)
 		}
 		var err error
 		switch args[0] {
@@ -115,6 +124,11 @@ func command(ctx context.Context, c *client, args []string, out io.Writer) error
 			if err == nil {
 				fmt.Fprintln(out, sum)
 			}
+		case "hold":
+			var sec float64
+			if sec, err = strconv.ParseFloat(args[2], 64); err == nil {
+				err = hold(ctx, c, args[1], time.Duration(sec*float64(time.Second)), out)
+			}
 		case "bench":
 			var sec float64
 			if sec, err = strconv.ParseFloat(args[1], 64); err == nil {
@@ -127,6 +141,19 @@ func command(ctx context.Context, c *client, args []string, out io.Writer) error
 		args = args[need:]
 	}
 	return nil
+}
+
+// hold keeps a key's lock for a while and leaves the value as it is.
+func hold(ctx context.Context, c *client, key string, d time.Duration, out io.Writer) error {
+	return c.update(ctx, key, func(old []byte) ([]byte, error) {
+		fmt.Fprintf(out, "holding %s\n", key)
+		select {
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-time.After(d):
+			return old, nil
+		}
+	})
 }
 
 // bench gets and puts one entry, alternating, and reports how many a second. Several may run at

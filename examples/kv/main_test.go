@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -221,6 +222,78 @@ func TestTornRead(t *testing.T) {
 	}
 }
 
+// TestOwnerGone: what a client has locked when it goes is unlocked, and mended if it was half
+// written; the locks of others stay.
+func TestOwnerGone(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	stop := startServer(t, "127.4.5.2")
+	dev, err := open("127.4.5.1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dev.Close()
+	var cs [3]*client
+	for i := range cs {
+		if cs[i], err = dial(ctx, dev, netip.MustParseAddrPort("127.4.5.2:7481")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	stays, goes, other := cs[0], cs[1], cs[2]
+	defer stays.close()
+	defer other.close()
+	// The entries are unlocked from the first on: when the last is free, the others were looked at.
+	keys := []string{"one", "two", "three", "four"}
+	slices.SortFunc(keys, func(a, b string) int { return slot(a, 0) - slot(b, 0) })
+	torn, kept, idle, last := keys[0], keys[1], keys[2], keys[3]
+	for _, k := range keys {
+		if err := other.put(ctx, k, []byte("first")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, l := range []struct {
+		c   *client
+		key string
+	}{{goes, torn}, {stays, kept}, {goes, last}} {
+		if ok, err := l.c.swap(ctx, slot(l.key, 0), 0, l.c.id); err != nil || !ok {
+			t.Fatal(ok, err)
+		}
+	}
+	// Half of the next version: the version alone.
+	whole, err := goes.read(ctx, slot(torn, 0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := whole.fill(2, torn, []byte("second")); err != nil {
+		t.Fatal(err)
+	}
+	err = goes.do(ctx, verbs.SendWR{Opcode: verbs.RDMAWrite, SGList: goes.mr.SGL(offVersion, 8)}, slot(torn, 0), offVersion)
+	if err != nil {
+		t.Fatal(err)
+	}
+	goes.close()
+	if err := other.put(ctx, last, []byte("again")); err != nil {
+		t.Fatalf("a key whose owner has gone: %v", err)
+	}
+	if v, err := other.get(ctx, torn); err != nil || len(v) != 0 {
+		t.Errorf("what was half written is %q, %v", v, err)
+	}
+	if err := other.put(ctx, torn, []byte("whole")); err != nil {
+		t.Error(err)
+	}
+	for key, want := range map[string]string{torn: "whole", kept: "first", idle: "first", last: "again"} {
+		if v, err := other.get(ctx, key); err != nil || string(v) != want {
+			t.Errorf("%s is %q, want %q; %v", key, v, want, err)
+		}
+	}
+	if who, err := other.holder(ctx, slot(kept, 0)); err != nil || who != stays.id {
+		t.Errorf("the lock of a client that stays is %d's, want %d; %v", who, stays.id, err)
+	}
+	if err := stop(); err != nil {
+		t.Error(err)
+	}
+}
+
 // TestPrograms builds the program and runs both ends as the package comment says.
 func TestPrograms(t *testing.T) {
 	if runtime.GOOS != "linux" {
@@ -259,6 +332,25 @@ func TestPrograms(t *testing.T) {
 	}
 	if out, err := client("put colour"); err == nil || !strings.Contains(out, "want get KEY") {
 		t.Errorf("%q, %v", out, err)
+	}
+	// A client that is killed while it holds a lock.
+	holder := exec.CommandContext(ctx, bin, "-bind", "127.4.4.3", "127.4.4.2", "hold", "colour", "600")
+	held, err := holder.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := holder.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if l := bufio.NewScanner(held); !l.Scan() || l.Text() != "holding colour" {
+		t.Fatalf("the holder says %q, %v", l.Text(), l.Err())
+	}
+	if err := holder.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = holder.Wait() // killed
+	if out, err := client("put colour red get colour"); err != nil || out != "red\n" {
+		t.Errorf("after the lock's owner was killed: %q, %v", out, err)
 	}
 	if err := server.Process.Signal(os.Interrupt); err != nil {
 		t.Fatal(err)

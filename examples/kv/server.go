@@ -2,9 +2,11 @@ package main
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net/netip"
 	"strconv"
 	"sync"
@@ -42,29 +44,34 @@ func serve(ctx context.Context, dev *transport.Device, port uint16, out io.Write
 
 	ctx, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
+	srv := &server{table: table, out: out, lastID: rand.Uint64() >> 1, gone: make(chan uint64)}
 	var acceptErr error
 	wg.Go(func() {
 		defer cancel()
-		acceptErr = accept(ctx, &wg, ln, table, out)
+		acceptErr = srv.accept(ctx, &wg, ln)
 	})
 	defer wg.Wait()
 	defer cancel()
 
-	// A client of our own; where all addresses are ours, the loopback address is one.
+	// Two clients of our own: one that puts, and may have to wait for a lock, and one that takes
+	// locks off. Where all addresses are ours, the loopback address is one.
 	self := dev.LocalAddr().Addr()
 	if self.IsUnspecified() {
 		self = netip.MustParseAddr("127.0.0.1")
 	}
-	c, err := dial(ctx, dev, netip.AddrPortFrom(self, port))
-	if err != nil {
-		return fmt.Errorf("connect to ourselves: %w", err)
+	var own [2]*client
+	for i := range own {
+		if own[i], err = dial(ctx, dev, netip.AddrPortFrom(self, port)); err != nil {
+			return fmt.Errorf("connect to ourselves: %w", err)
+		}
+		defer own[i].close()
 	}
-	defer c.close()
+	wg.Go(func() { srv.unlock(ctx, own[1]) })
 	fmt.Fprintf(out, "listening on %v, service port %d\n", dev.LocalAddr(), port)
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
 	for n := 0; ; n++ {
-		if err := c.put(ctx, "uptime", strconv.AppendInt(nil, int64(n), 10)); err != nil && ctx.Err() == nil {
+		if err := own[0].put(ctx, "uptime", strconv.AppendInt(nil, int64(n), 10)); err != nil && ctx.Err() == nil {
 			return err
 		}
 		select {
@@ -77,12 +84,17 @@ func serve(ctx context.Context, dev *transport.Device, port uint16, out io.Write
 	}
 }
 
-// accept takes clients and tells them where the table is. A goroutine waits for each to go.
-func accept(ctx context.Context, wg *sync.WaitGroup, ln *transport.Listener, table *transport.MR, out io.Writer) error {
-	where, err := table.Remote().MarshalBinary()
-	if err != nil {
-		return err
-	}
+// server is what its goroutines share.
+type server struct {
+	table  *transport.MR
+	out    io.Writer
+	lastID uint64      // that a client was given; accept's
+	gone   chan uint64 // the ids of clients that have gone
+}
+
+// accept takes clients and tells each where the table is and what to lock with. A goroutine
+// attends to each until it goes.
+func (srv *server) accept(ctx context.Context, wg *sync.WaitGroup, ln *transport.Listener) error {
 	for {
 		req, err := ln.Next(ctx)
 		if err != nil {
@@ -91,19 +103,64 @@ func accept(ctx context.Context, wg *sync.WaitGroup, ln *transport.Listener, tab
 			}
 			return err
 		}
+		where, err := srv.table.Remote().MarshalBinary()
+		if err != nil {
+			return err
+		}
+		srv.lastID++
+		id := srv.lastID
 		qp, err := req.Accept(ctx, transport.ConnParam{
-			PrivateData: where,
+			PrivateData: binary.BigEndian.AppendUint64(where, id),
 			Access:      verbs.RemoteRead | verbs.RemoteWrite | verbs.RemoteAtomic,
 		})
 		if err != nil {
-			fmt.Fprintf(out, "%v: %v\n", req.RemoteAddr(), err)
+			fmt.Fprintf(srv.out, "%v: %v\n", req.RemoteAddr(), err)
 			continue
 		}
 		wg.Go(func() {
-			defer qp.Close()
-			if err := qp.Wait(ctx); err != nil && ctx.Err() == nil && !errors.Is(err, transport.ErrClosed) {
-				fmt.Fprintf(out, "%v: %v\n", qp.RemoteAddr(), err)
+			if err := attend(ctx, qp); err != nil && ctx.Err() == nil {
+				fmt.Fprintf(srv.out, "%v: %v\n", qp.RemoteAddr(), err)
+			}
+			// From here on nothing of the client's reaches the table any more.
+			_ = qp.Close()
+			select {
+			case srv.gone <- id:
+			case <-ctx.Done():
 			}
 		})
+	}
+}
+
+// attend returns when a client has gone. One that dies says nothing, and all its requests are
+// executed by our device, so that nothing of ours would fail: it is asked every second, by a
+// WRITE of no bytes, which its device acknowledges.
+func attend(ctx context.Context, qp *transport.QP) error {
+	for {
+		second, cancel := context.WithTimeout(ctx, time.Second)
+		err := qp.Wait(second)
+		cancel()
+		if !errors.Is(err, context.DeadlineExceeded) || ctx.Err() != nil {
+			return err
+		}
+		if err := qp.PostSend(verbs.SendWR{Opcode: verbs.RDMAWrite, Flags: verbs.Signaled}); err != nil {
+			return err
+		}
+		if _, err := qp.CQ().Next(ctx); err != nil {
+			return err
+		}
+	}
+}
+
+// unlock takes off the locks of clients that have gone.
+func (srv *server) unlock(ctx context.Context, c *client) {
+	for {
+		select {
+		case id := <-srv.gone:
+			if err := c.release(ctx, id); err != nil && ctx.Err() == nil {
+				fmt.Fprintf(srv.out, "the locks of a client that has gone: %v\n", err)
+			}
+		case <-ctx.Done():
+			return
+		}
 	}
 }
