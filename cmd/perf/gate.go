@@ -85,7 +85,7 @@ Exit codes: 0 pass, 1 regression, 2 inconclusive or nothing measured.`,
 	f.BoolVar(&g.force, "force", false, "compare files of different machines")
 	f.BoolVar(&g.tolerate, "tolerate-noise", false, "let a comparison be that is too noisy to tell, in spite of enough runs")
 	f.BoolVar(&g.all, "all", false, "list what has passed, too")
-	f.BoolVar(&g.progress, "progress", false, "say on stderr how far it is")
+	f.BoolVar(&g.progress, "progress", false, "say on stderr how far it is; on a terminal it does in any case")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		files, runs := g.base != "" || g.head != "", g.baseRev != "" || g.headRev != "" || g.save != ""
 		switch {
@@ -99,6 +99,9 @@ Exit codes: 0 pass, 1 regression, 2 inconclusive or nothing measured.`,
 		rules, err := g.load(cmd)
 		if err != nil {
 			return verdictError{err, gateExitInconclusive}
+		}
+		if !files && g.baseRev == "" && g.save == "" && len(rules.Limits) == 0 {
+			return usageError{errors.New("nothing to judge by: give --base-rev (origin/main, HEAD~1), or --rules with limits")}
 		}
 		if err := a.runGate(g, rules, files); err != nil {
 			if errors.Is(err, errInterrupted) || errors.As(err, &verdictError{}) {
@@ -189,7 +192,7 @@ func (a *app) measureGate(g *gating, rules *gate.Rules) (base, head *gate.Set, e
 	ctx, stop := a.onSignal(func() {})
 	defer stop()
 	cfg := gate.Config{Base: g.baseRev, Head: g.headRev, Rules: rules}
-	if g.progress {
+	if g.progress || isTerminal(a.stderr) {
 		cfg.Progress = func(s string) { fmt.Fprintln(a.stderr, "perf: "+s) }
 	}
 	if g.baseRev == autoRev {
@@ -219,6 +222,16 @@ func (a *app) measureGate(g *gating, rules *gate.Rules) (base, head *gate.Set, e
 	}
 	base, head, err = gate.Run(ctx, cfg)
 	return base, head, interruptedBy(ctx, err)
+}
+
+// isTerminal reports whether somebody may be looking.
+func isTerminal(w io.Writer) bool {
+	f, ok := w.(*os.File)
+	if !ok {
+		return false
+	}
+	info, err := f.Stat()
+	return err == nil && info.Mode()&os.ModeCharDevice != 0
 }
 
 // interruptedBy makes errInterrupted of an error that the signal's context has caused.

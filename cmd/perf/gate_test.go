@@ -81,6 +81,8 @@ func TestGateUsage(t *testing.T) {
 	}
 	for _, tc := range [][2]string{
 		{"x", "unexpected operand"},
+		{"", "nothing to judge by"},
+		{"--head-rev HEAD --pkg ./p", "nothing to judge by"},
 		{"--base " + base, "--base needs --head"},
 		{"--base " + base + " --head " + base + " --base-rev main", "--base-rev"},
 		{"--head " + base + " --json --markdown", "both"},
@@ -93,7 +95,7 @@ func TestGateUsage(t *testing.T) {
 		{"--head " + base + " --rules " + rules, `line 1: unknown key "treshold"`},
 		{"--head " + dir, "directory"},
 		{"--base-rev nonsense --pkg ./nothing", "no revision"},
-		{"--bench (", "bench"},
+		{"--save " + t.TempDir() + " --bench (", "bench"},
 	} {
 		r := perf(t, append([]string{"gate"}, strings.Fields(tc[0])...)...)
 		if r.code != 2 || !strings.Contains(r.stderr, tc[1]) || strings.Count(r.stderr, "\n") != 1 {
