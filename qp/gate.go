@@ -40,7 +40,8 @@ func (set stateSet) has(s verbs.QPState) bool { return set>>s&1 != 0 }
 
 // gate is the half of a work queue that posters and the wire share: the queue word, the
 // count of retired slots and the slots' sequence numbers. The entries themselves live in
-// arrays of the queue that embeds it.
+// arrays of the queue that embeds it, at its end: what is before the gate is only read, as the
+// gate's own first fields are.
 //
 //	retired <= taken <= reserved <= retired + depth
 //
@@ -59,7 +60,7 @@ type gate struct {
 
 	// ctl is the queue word, written by posters and by the wire's owner.
 	ctl atomic.Uint64
-	_   [128]byte
+	_   [120]byte
 
 	// What follows is written by the wire's owner and read by posters.
 
@@ -69,14 +70,13 @@ type gate struct {
 	// below resetCut are forgotten, the others below sealed flushed, whatever the state is
 	// when their slow poster publishes them at last. resetCut <= sealed.
 	sealed atomic.Uint64
-	_      [128]byte
+	_      [112]byte
 
 	// What follows belongs to the owner of the wire.
 
 	state    verbs.QPState // the same as in ctl
 	taken    uint64        // next position to look at
 	resetCut uint64
-	_        [128]byte
 }
 
 func (g *gate) init(depth int, start uint64) {

@@ -59,7 +59,6 @@ type QP struct {
 	// spans runs parallel to the send queue: which PSNs the WQE in a slot takes.
 	spans []span
 
-	state    verbs.QPState // the same as in both queues
 	attr     verbs.QPAttr
 	events   EventSet
 	deadline verbs.Instant
@@ -68,6 +67,7 @@ type QP struct {
 	// RTR was entered; commEst says that COMM_EST was raised in this life.
 	armed    *verbs.QPAttr
 	rtrAt    verbs.Instant
+	state    verbs.QPState // the same as in both queues
 	commEst  bool
 	notifySQ bool // raise EvSQDrained once drained
 	closed   bool

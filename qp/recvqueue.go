@@ -19,10 +19,10 @@ type RecvWQE struct {
 //
 // Post and InUse may be called by any goroutine, everything else by the wire's owner only.
 type RecvQueue struct {
-	gate
 	wqes   []RecvWQE
 	sges   []verbs.SGE
 	maxSGE int
+	gate
 }
 
 // recvRefuse are the states in which posting a receive is an error.

@@ -50,7 +50,6 @@ const (
 //
 // Post and InUse may be called by any goroutine, everything else by the wire's owner only.
 type SendQueue struct {
-	gate
 	wqes      []SendWQE
 	sges      []verbs.SGE
 	inline    []byte
@@ -62,6 +61,7 @@ type SendQueue struct {
 	sigAll    bool
 	datagrams bool   // UD: each request says where it goes
 	mtu       uint32 // bound of a message where the type has one (UD), else MaxMessage
+	gate
 }
 
 // sendRefuse are the states in which posting a send is an error.
