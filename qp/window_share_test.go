@@ -96,3 +96,40 @@ func TestLongerRoundTrip(t *testing.T) {
 		t.Errorf("%d completions, a round trip of %v", len(p.a.wcs), p.a.win.RTT())
 	}
 }
+
+// In a full window one packet may still leave, the first of a queue pair, which asks for an
+// acknowledgement: so nothing waits for one that nobody was asked for. But only while nobody
+// else has anything under way: who fills the window has asked.
+func TestWindowFullLetsFirstPacketGo(t *testing.T) {
+	for name, c := range map[string]struct {
+		limit, others int64
+		want          []Next
+	}{
+		"too small for any packet":    {1, 0, []Next{NextPacket, NextBlocked}},
+		"room for one":                {datagramCost, 0, []Next{NextPacket, NextBlocked}},
+		"filled by others":            {10 * datagramCost, 10 * datagramCost, []Next{NextBlocked}},
+		"nearly filled by others":     {10 * datagramCost, 9*datagramCost + 1, []Next{NextBlocked}},
+		"filled by others, then full": {2 * datagramCost, datagramCost, []Next{NextPacket, NextBlocked}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := newPair(t, options{})
+			w := NewWindow(WindowConfig{Initial: int(c.limit), Max: int(c.limit)})
+			p.a.q.SetWindow(w)
+			w.charge(c.others)
+			for i := range uint64(3) {
+				if _, _, err := p.a.q.PostSend([]verbs.SendWR{sendWR(verbs.Send, i, 0, 64)}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for i, want := range c.want {
+				out := &p.a.scratch
+				if got := p.a.q.NextPacket(p.now, out); got != want {
+					t.Fatalf("packet %d: %v, want %v", i, got, want)
+				}
+				if want == NextPacket && !out.Packet.AckReq {
+					t.Errorf("packet %d, behind which nothing fits, asks for no acknowledgement", i)
+				}
+			}
+		})
+	}
+}
