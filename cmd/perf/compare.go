@@ -21,6 +21,7 @@ type comparison struct {
 	procs    int
 	each     time.Duration
 	budget   time.Duration
+	idle     int
 	only     string
 	peers    string
 	noPeers  bool
@@ -31,7 +32,7 @@ type comparison struct {
 }
 
 func (a *app) compare() *cobra.Command {
-	c := &comparison{rounds: 5, procs: 2, each: 200 * time.Millisecond, budget: 270 * time.Second}
+	c := &comparison{rounds: 5, procs: 2, each: 200 * time.Millisecond, budget: 270 * time.Second, idle: 100_000}
 	cmd := &cobra.Command{
 		Use:   "compare",
 		Short: "Compare Doorbell with bare sockets, TCP and other transports, in one run",
@@ -40,6 +41,7 @@ transports by turns, each as two processes held to two CPUs, and prints medians,
 their ratios and the marks. Between runs it measures how far apart the CPUs are:
 figures are compared only within one mode of the machine, and a run disturbed by
 others is repeated while time allows. A missed mark is a result, not a failure.
+Idle connections take some 15 s to set up and a gigabyte; --idle has fewer.
 
 quic-go and kcp-go run if --peers names the program of bench/peers or its folder;
 ucx_perftest and fi_pingpong if they are installed.`,
@@ -53,6 +55,7 @@ ucx_perftest and fi_pingpong if they are installed.`,
 	f.Var(seconds{&c.each, 10 * time.Millisecond, time.Minute}, "each", "how long a run measures")
 	f.Var(seconds{&c.budget, time.Second, 24 * time.Hour}, "budget", "begin no round after this time, and repeat nothing that would take longer")
 	f.Var(whole[int]{&c.procs, 0, 256}, "procs", "GOMAXPROCS of every process that is measured; 0 is the runtime's choice, which is 1 on one CPU")
+	f.Var(whole[int]{&c.idle, 1, 120_000}, "idle", "how many connections the row of idle ones has")
 	f.StringVar(&c.only, "only", "", "only the rows that match `REGEXP`")
 	f.StringVar(&c.peers, "peers", "bench/peers", "the program of bench/peers, or the `FOLDER` to build it from")
 	f.BoolVar(&c.noPeers, "no-peers", false, "leave out other transports")
@@ -87,7 +90,8 @@ func (a *app) floorEnd() *cobra.Command { return a.end("floor-end", floor.End) }
 
 // end is a hidden command that is one end of a measurement.
 func (a *app) end(name string, run func(context.Context, []string, io.Writer) error) *cobra.Command {
-	return &cobra.Command{
+	var g collecting
+	cmd := &cobra.Command{
 		Use: name, Hidden: true, Args: cobra.ArbitraryArgs,
 		Short: "One end of a measurement: what perf compare starts",
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -96,9 +100,13 @@ func (a *app) end(name string, run func(context.Context, []string, io.Writer) er
 			first, stop := a.onSignal(cancel)
 			defer stop()
 			defer context.AfterFunc(first, cancel)()
+			defer g.start()()
 			return run(ctx, args, a.stdout)
 		},
 	}
+	cmd.Flags().DurationVar(&g.every, "gc", 0, "collect garbage so long after the last collection, again and again")
+	cmd.Flags().IntVar(&g.heap, "heap", 0, "MiB of pointers that a collection has to follow")
+	return cmd
 }
 
 // runCompare measures rounds until they are done, time is up or a signal comes, and reports.
@@ -114,7 +122,10 @@ func (a *app) runCompare(ctx context.Context, c *comparison, rows []pairing, tes
 		return err
 	}
 	defer e.close()
-	e.measure(ctx, wanted(rows))
+	together, apart := separate(wanted(rows))
+	e.measure(ctx, apart)
+	e.endIdle()
+	e.measure(ctx, together)
 	r := e.report(rows)
 	r.Interrupted = first.Err() != nil
 	if c.json {
@@ -150,6 +161,7 @@ type arena struct {
 	failures map[string]string   // why a measurement cannot run at all, by its name
 	runs     map[string][]run
 	quiet    quiet
+	idle     map[int]*idlePair // by number of connections
 }
 
 func newArena(ctx context.Context, a *app, c *comparison, tests map[string]bool) (*arena, error) {
@@ -159,7 +171,7 @@ func newArena(ctx context.Context, a *app, c *comparison, tests map[string]bool)
 	}
 	e := &arena{
 		a: a, c: c, exe: exe, tests: tests, begin: time.Now(), spaces: map[int]*namespaces{},
-		failures: map[string]string{}, runs: map[string][]run{},
+		failures: map[string]string{}, runs: map[string][]run{}, idle: map[int]*idlePair{},
 	}
 	if e.temp, err = os.MkdirTemp("", "doorbell-compare-"); err != nil {
 		return nil, err
@@ -177,6 +189,7 @@ func newArena(ctx context.Context, a *app, c *comparison, tests map[string]bool)
 }
 
 func (e *arena) close() {
+	e.endIdle()
 	for _, n := range e.spaces {
 		n.remove()
 	}
@@ -200,8 +213,25 @@ const noisy = 0.05
 // good reports whether a run needs no repetition.
 func (r *run) good() bool { return r.Others < noisy && r.Mode != floor.Mixed }
 
+// separate splits measurements into those that have rounds together and those apart.
+func separate(list []measurement) (together, apart []measurement) {
+	for _, m := range list {
+		if m.prepare != nil {
+			apart = append(apart, m)
+		} else {
+			together = append(together, m)
+		}
+	}
+	return together, apart
+}
+
 // measure runs every measurement once in each round.
 func (e *arena) measure(ctx context.Context, list []measurement) {
+	for _, m := range list {
+		if m.prepare != nil && ctx.Err() == nil {
+			m.prepare(ctx, e)
+		}
+	}
 	var longest time.Duration
 	for round := range e.c.rounds {
 		if round > 0 && time.Since(e.begin)+longest > e.c.budget {

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strconv"
 	"strings"
 
@@ -17,23 +18,24 @@ import (
 
 // quiet tells how much of the CPUs others used between begin and end.
 type quiet struct {
+	pids              []int   // processes of ours that go on living
 	busy, total, ours float64 // seconds
 	ok                bool
 }
 
-func (q *quiet) begin() { *q = readQuiet() }
+func (q *quiet) begin() { *q = readQuiet(q.pids) }
 
 // end returns a part of all CPUs: 0 if none, or if the system does not tell.
 func (q *quiet) end() float64 {
-	now := readQuiet()
+	now := readQuiet(q.pids)
 	if !q.ok || !now.ok || now.total <= q.total {
 		return 0
 	}
 	return max(0, (now.busy-q.busy)-(now.ours-q.ours)) / (now.total - q.total)
 }
 
-func readQuiet() quiet {
-	var q quiet
+func readQuiet(pids []int) quiet {
+	q := quiet{pids: pids}
 	text, err := os.ReadFile("/proc/stat")
 	if err != nil {
 		return q
@@ -61,8 +63,46 @@ func readQuiet() quiet {
 		}
 		q.ours += float64(unix.TimevalToNsec(u.Utime)+unix.TimevalToNsec(u.Stime)) / 1e9
 	}
+	for _, pid := range pids {
+		q.ours += busyTime(pid)
+	}
 	q.ok = true
 	return q
+}
+
+// busyTime is how many seconds the threads of a process ran, to the nanosecond.
+func busyTime(pid int) (sum float64) {
+	files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", pid))
+	for _, file := range files {
+		text, _ := os.ReadFile(file)
+		ran, _, _ := strings.Cut(string(text), " ")
+		ns, _ := strconv.ParseFloat(ran, 64)
+		sum += ns / 1e9
+	}
+	return sum
+}
+
+// resident is how much memory this process has, in bytes; 0 if the system does not tell.
+func resident() int64 {
+	text, _ := os.ReadFile("/proc/self/statm")
+	fields := strings.Fields(string(text))
+	if len(fields) < 2 {
+		return 0
+	}
+	n, _ := strconv.ParseInt(fields[1], 10, 64)
+	return n * int64(os.Getpagesize())
+}
+
+// available is how much memory there is to be had, in bytes; 0 if the system does not tell.
+func available() int64 {
+	text, _ := os.ReadFile("/proc/meminfo")
+	for line := range strings.Lines(string(text)) {
+		if rest, ok := strings.CutPrefix(line, "MemAvailable:"); ok {
+			n, _ := strconv.ParseInt(strings.TrimSpace(strings.TrimSuffix(strings.TrimSpace(rest), "kB")), 10, 64)
+			return n << 10
+		}
+	}
+	return 0
 }
 
 // kernelAndCPU names both.

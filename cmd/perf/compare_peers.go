@@ -46,7 +46,7 @@ func peerRows(group string) []pairing {
 
 // goPeer is a transport of bench/peers.
 func goPeer(name, workload string, p floor.Params) measurement {
-	return measurement{name + ", " + workload, func(ctx context.Context, e *arena) (map[string]float64, error) {
+	return measurement{name: name + ", " + workload, run: func(ctx context.Context, e *arena) (map[string]float64, error) {
 		exe, err := e.peersProgram(ctx)
 		if err != nil {
 			return nil, err
@@ -115,7 +115,7 @@ type tool struct {
 // round trip.
 func libfabric(size, rounds int) measurement {
 	name := "libfabric udp;ofi_rxd, " + strconv.Itoa(size) + " B"
-	return measurement{name, func(ctx context.Context, e *arena) (map[string]float64, error) {
+	return measurement{name: name, run: func(ctx context.Context, e *arena) (map[string]float64, error) {
 		port, err := freeTCPPort()
 		if err != nil {
 			return nil, err
@@ -151,7 +151,7 @@ func parsePingPong(out string, size int) (map[string]float64, error) {
 
 // ucx is ucx_perftest over TCP: it has no transport over UDP without a NIC.
 func ucx(test string, size, rounds int) measurement {
-	return measurement{"UCX tcp " + test, func(ctx context.Context, e *arena) (map[string]float64, error) {
+	return measurement{name: "UCX tcp " + test, run: func(ctx context.Context, e *arena) (map[string]float64, error) {
 		port, err := freeTCPPort()
 		if err != nil {
 			return nil, err

@@ -131,6 +131,9 @@ func (e *arena) judge(r *pairing) rowReport {
 			out.Verdict = verdictNoise
 		}
 	}
+	if v := e.runs[r.product.name][0].Values; v["idle"] > 0 {
+		out.Notes = append(out.Notes, fmt.Sprintf("%.0f connections, made in %.1f s", v["idle"], v["setup_sec"]))
+	}
 	for _, one := range e.runs[r.reference.name] {
 		if one.Values["lost"] > 0 {
 			out.Notes = append(out.Notes, "the reference lost datagrams")

@@ -26,14 +26,18 @@ const (
 	gbps = "gbps" // gigabits of payload per second
 	mps  = "mps"  // million messages per second
 	each = "each" // nanoseconds for an entry
+	rss  = "rss"  // KiB of memory for a connection's end
 )
 
-var units = map[string]string{p50: "us", p99: "us", gbps: "Gb/s", mps: "M/s", each: "ns"}
+var units = map[string]string{p50: "us", p99: "us", gbps: "Gb/s", mps: "M/s", each: "ns", rss: "KiB"}
 
 // measurement is something that runs once in each round. Its name is what it is known by.
 type measurement struct {
 	name string
 	run  func(context.Context, *arena) (map[string]float64, error)
+	// prepare starts what it needs; nil is nothing. Such measurements have rounds of their
+	// own, before the others, and what was started ends after those.
+	prepare func(context.Context, *arena)
 }
 
 // pairing is a row of the table: it compares two measurements.
@@ -42,19 +46,20 @@ type pairing struct {
 	product, reference measurement
 	value              string // of both
 	// mark is the ratio of product to reference that is wanted, reach the one that would
-	// be better still; 0 if there is none. Times have to be at most the mark, rates at least.
+	// be better still; 0 if there is none. Times and memory have to be at most
+	// the mark, rates at least.
 	mark, reach float64
 	peer        bool // the reference is another transport
 }
 
 // atMost reports whether small ratios are good.
-func (r *pairing) atMost() bool { return r.value == p50 || r.value == p99 || r.value == each }
+func (r *pairing) atMost() bool { return r.value != gbps && r.value != mps }
 
 // Floors. A frame has as many bytes as Doorbell's packet of the same payload.
 const frame64 = 64 + floor.Frame
 
 func floorOf(name string, p floor.Params) measurement {
-	return measurement{name, func(ctx context.Context, e *arena) (map[string]float64, error) { return e.floor(ctx, p) }}
+	return measurement{name: name, run: func(ctx context.Context, e *arena) (map[string]float64, error) { return e.floor(ctx, p) }}
 }
 
 var (
@@ -62,7 +67,7 @@ var (
 	udpSpin64     = floorOf("raw UDP, spinning, 64 B", floor.Params{Kind: floor.PingPong, Size: 64})
 	udpSpinConn   = floorOf("raw UDP, spinning, connected", floor.Params{Kind: floor.PingPong, Size: frame64, Connected: true})
 	udpBlock      = floorOf("raw UDP, blocking", floor.Params{Kind: floor.PingPong, Size: frame64, Block: true})
-	udpBlockOne   = measurement{"raw UDP, blocking, one CPU", oneCPUFloor(floor.Params{Kind: floor.PingPong, Size: frame64, Block: true})}
+	udpBlockOne   = measurement{name: "raw UDP, blocking, one CPU", run: oneCPUFloor(floor.Params{Kind: floor.PingPong, Size: frame64, Block: true})}
 	gsoBulk       = floorOf("raw GSO stream", streamParams(4096, 15, 255, false))
 	gsoBulkBlock  = floorOf("raw GSO stream, blocking", floor.Params{Kind: floor.Stream, Size: 4096 + floor.Frame, Train: 15, Window: 255, Block: true})
 	gsoSmall64    = floorOf("raw GSO train, window 64", streamParams(64, 32, 64, false))
@@ -107,7 +112,7 @@ var (
 )
 
 func product(name, test string, flags ...[]string) measurement {
-	return measurement{"Doorbell " + name, func(ctx context.Context, e *arena) (map[string]float64, error) {
+	return measurement{name: "Doorbell " + name, run: func(ctx context.Context, e *arena) (map[string]float64, error) {
 		return e.product(ctx, e.places, test, flags...)
 	}}
 }
@@ -117,7 +122,7 @@ var (
 	writeLat     = product("write_lat", "write_lat", small, poll)
 	readLat      = product("read_lat", "read_lat", small, poll)
 	sendLatBlock = product("send_lat, blocking", "send_lat", small, block)
-	sendLatOne   = measurement{"Doorbell send_lat, blocking, one CPU", func(ctx context.Context, e *arena) (map[string]float64, error) {
+	sendLatOne   = measurement{name: "Doorbell send_lat, blocking, one CPU", run: func(ctx context.Context, e *arena) (map[string]float64, error) {
 		return e.product(ctx, e.oneCPU(), "send_lat", small, block)
 	}}
 	send64    = product("send_bw 64 B, window 64", "send_bw", win64, recvs512, inline, poll)
@@ -148,9 +153,14 @@ var (
 )
 
 // What perftest has no test for; see verbsTransport.
-func verbsWorkload(name string, p floor.Params) measurement {
-	return measurement{"Doorbell " + name, func(ctx context.Context, e *arena) (map[string]float64, error) {
-		return e.ends(ctx, []string{e.exe, "verbs-end"}, p)
+func verbsWorkload(name string, p floor.Params, flags ...string) measurement {
+	return workload(name, append([]string{"verbs-end"}, flags...), p)
+}
+
+// workload is a measurement by a command of ours that is one end of it.
+func workload(name string, command []string, p floor.Params) measurement {
+	return measurement{name: "Doorbell " + name, run: func(ctx context.Context, e *arena) (map[string]float64, error) {
+		return e.ends(ctx, append([]string{e.exe}, command...), p)
 	}}
 }
 
@@ -160,12 +170,50 @@ var (
 	verbsBeside = verbsWorkload("ping-pong beside bulk", floor.Params{Kind: floor.PingPong, Size: 64, Window: 16})
 )
 
+// collected keeps the collector of both ends at work: see collecting.
+var collected = []string{"--gc", "5ms", "--heap", "100"}
+
+// Ping-pongs while the garbage collector runs, ours and the bare socket's.
+var (
+	verbsCollected = verbsWorkload("ping-pong, collecting", floor.Params{Kind: floor.PingPong, Size: 64}, collected...)
+	udpCollected   = measurement{name: "raw UDP, spinning, collecting", run: func(ctx context.Context, e *arena) (map[string]float64, error) {
+		return e.floor(ctx, floor.Params{Kind: floor.PingPong, Size: frame64}, collected...)
+	}}
+)
+
+// Ping-pongs beside idle connections, and what may be spent on one of those; see idlePair.
+var (
+	verbsIdle = measurement{
+		name:    "Doorbell ping-pong beside idle",
+		prepare: func(ctx context.Context, e *arena) { e.startIdle(ctx, e.c.idle) },
+		run:     func(_ context.Context, e *arena) (map[string]float64, error) { return e.beside(e.c.idle) },
+	}
+	verbsFew = measurement{
+		name:    "Doorbell ping-pong beside none",
+		prepare: func(ctx context.Context, e *arena) { e.startIdle(ctx, 0) },
+		run:     func(_ context.Context, e *arena) (map[string]float64, error) { return e.beside(0) },
+	}
+	allowance = measurement{name: "16 KiB, what is allowed", run: func(context.Context, *arena) (map[string]float64, error) {
+		return map[string]float64{rss: 16}, nil
+	}}
+)
+
+// Streams and messages; see compare_conns.go.
+var (
+	write64K   = product("write_bw 64 KiB", "write_bw", []string{"-s", "65536", "-t", "16", "-Q", "4"}, poll)
+	stream64K  = workload("stream, 64 KiB writes", []string{"stream-end"}, floor.Params{Kind: floor.Bulk, Size: 64 << 10})
+	streamRTT  = workload("stream, round trip", []string{"stream-end"}, floor.Params{Kind: floor.Echo, Size: 64, Window: 1})
+	message64K = workload("messages of 64 KiB", []string{"message-end"}, floor.Params{Kind: floor.Bulk, Size: 64 << 10})
+	messageRTT = workload("messages, round trip", []string{"message-end"}, floor.Params{Kind: floor.PingPong, Size: 64})
+)
+
 // allRows is the table, in the order in which it is printed.
 func allRows() []pairing {
 	const (
 		rtt   = "round trips"
 		small = "small messages"
 		bulk  = "bulk"
+		conns = "streams and messages"
 		hard  = "less to work with"
 		scale = "many at a time"
 		other = "other transports"
@@ -195,6 +243,13 @@ func allRows() []pairing {
 		{bulk, "1 MiB SEND, against TCP 1 MiB", sendBulk, tcp1M, gbps, 0, 0, false},
 		{bulk, "1 MiB SEND, blocking", sendBlock, gsoBulkBlock, gbps, 0.85, 0.95, false},
 
+		{conns, "64 B over a stream there and back, p50", streamRTT, sendLat, p50, 1.3, 1.1, false},
+		{conns, "64 B over a stream there and back, against TCP, p50", streamRTT, tcpEcho1, p50, 1, 0, false},
+		{conns, "stream, writes of 64 KiB", stream64K, write64K, gbps, 0.85, 0.95, false},
+		{conns, "stream, writes of 64 KiB, against TCP", stream64K, tcp64K, gbps, 1, 0, false},
+		{conns, "message of 64 B there and back, p50", messageRTT, sendLat, p50, 1.2, 1.1, false},
+		{conns, "messages of 64 KiB", message64K, send64K, gbps, 0, 0, false},
+
 		{hard, "64 B SEND round trip, stock buffers, p50", sendLatStock, sendLat, p50, 1 / 0.7, 1 / 0.9, false},
 		{hard, "64 B SEND, window 64, stock buffers", send64Stock, send64, mps, 0.7, 0.9, false},
 		{hard, "64 B SEND, window 2048, stock buffers", send2048Stock, send2048, mps, 0.7, 0.9, false},
@@ -210,6 +265,11 @@ func allRows() []pairing {
 		{scale, "64 KiB SEND, 1000 QPs", send1000QPs, send64K, gbps, 0.8, 1, false},
 		{scale, "64 B round trip beside bulk, p99", verbsBeside, verbsAlone, p99, 4, 2, false},
 		{scale, "64 B round trip beside bulk, p50", verbsBeside, verbsAlone, p50, 0, 0, false},
+		{scale, "64 B round trip beside idle connections, p50", verbsIdle, verbsFew, p50, 1.05, 1.02, false},
+		{scale, "64 B round trip beside idle connections, p99", verbsIdle, verbsFew, p99, 0, 0, false},
+		{scale, "memory of an idle connection, for each end", verbsIdle, allowance, rss, 1, 0.25, false},
+		{scale, "64 B round trip beside garbage collection, p99", verbsCollected, verbsAlone, p99, 2, 0, false},
+		{scale, "64 B round trip beside garbage collection, p50", verbsCollected, verbsAlone, p50, 0, 0, false},
 	}
 	for _, mtu := range []int{9000, 1500} {
 		rows = append(rows, vethRows(fmt.Sprintf("veth, MTU %d", mtu), mtu)...)
@@ -219,6 +279,7 @@ func allRows() []pairing {
 		rows,
 		pairing{bare, "64 B frames against 80 B, p50", udpSpin64, udpSpin, p50, 0, 0, false},
 		pairing{bare, "connected sockets against sendto, p50", udpSpinConn, udpSpin, p50, 0, 0, false},
+		pairing{bare, "raw UDP beside garbage collection, p99", udpCollected, udpSpin, p99, 0, 0, false},
 		pairing{bare, "ring, published by 32 against one by one", ring32, ringEach, each, 0, 0, false},
 		pairing{bare, "ring against Go channel", ringEach, goChan, each, 0, 0, false},
 	)
@@ -231,12 +292,12 @@ func vethRows(group string, mtu int) []pairing {
 		payload, train = 1024, 60
 	}
 	at := func(name string, p floor.Params) measurement {
-		return measurement{name + ", " + group, func(ctx context.Context, e *arena) (map[string]float64, error) {
+		return measurement{name: name + ", " + group, run: func(ctx context.Context, e *arena) (map[string]float64, error) {
 			return e.floorBetween(ctx, mtu, p)
 		}}
 	}
 	doorbell := func(test string, flags ...[]string) measurement {
-		return measurement{"Doorbell " + test + ", " + group, func(ctx context.Context, e *arena) (map[string]float64, error) {
+		return measurement{name: "Doorbell " + test + ", " + group, run: func(ctx context.Context, e *arena) (map[string]float64, error) {
 			return e.productBetween(ctx, mtu, test, flags...)
 		}}
 	}

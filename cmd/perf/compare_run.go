@@ -37,13 +37,13 @@ func values(r floor.Result) (map[string]float64, error) {
 	return v, nil
 }
 
-// floor runs a floor as two processes.
-func (e *arena) floor(ctx context.Context, p floor.Params) (map[string]float64, error) {
-	return e.floorAt(ctx, e.places, loopback, p)
+// floor runs a floor as two processes; flags are those of [app.end].
+func (e *arena) floor(ctx context.Context, p floor.Params, flags ...string) (map[string]float64, error) {
+	return e.floorAt(ctx, e.places, loopback, p, flags...)
 }
 
-func (e *arena) floorAt(ctx context.Context, places [2]floor.Place, addrs [2]netip.Addr, p floor.Params) (map[string]float64, error) {
-	p.Exec, p.Places, p.Duration = []string{e.exe, "floor-end"}, places, e.c.each
+func (e *arena) floorAt(ctx context.Context, places [2]floor.Place, addrs [2]netip.Addr, p floor.Params, flags ...string) (map[string]float64, error) {
+	p.Exec, p.Places, p.Duration = append([]string{e.exe, "floor-end"}, flags...), places, e.c.each
 	for i := range addrs {
 		p.Places[i].Addr = addrs[i]
 	}

@@ -2,6 +2,8 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
+	"io"
 	"math"
 	"os"
 	"os/exec"
@@ -26,6 +28,7 @@ func TestCompareCommandLine(t *testing.T) {
 		{[]string{"--each", "0"}, "want seconds"},
 		{[]string{"--budget", "never"}, "want seconds"},
 		{[]string{"--procs", "-1"}, "0 to 256"},
+		{[]string{"--idle", "0"}, "1 to 120000"},
 		{[]string{"more"}, "unexpected operand"},
 	} {
 		r := perf(t, append([]string{"compare"}, c.args...)...)
@@ -245,6 +248,12 @@ func TestCompareRuns(t *testing.T) {
 	if testing.Short() {
 		only = "^64 B SEND round trip, polling, p50$"
 	}
+	compareRows(t, only)
+}
+
+// compareRows runs rows once and looks at the arithmetic.
+func compareRows(t *testing.T, only string) {
+	t.Helper()
 	r := compareHere(t, "--no-peers", "--only", only)
 	for _, row := range r.Rows {
 		if row.Product <= 0 || row.Reference <= 0 || math.Abs(row.Ratio-row.Product/row.Reference) > 1e-9 || row.Samples != [2]int{1, 1} {
@@ -254,6 +263,90 @@ func TestCompareRuns(t *testing.T) {
 	if r.Failed != 0 || len(r.Runs) < 2 || r.Wall <= 0 {
 		t.Errorf("got %d failed rows, %d measurements in %v s", r.Failed, len(r.Runs), r.Wall)
 	}
+}
+
+// TestCompareConns runs the rows of streams and messages.
+func TestCompareConns(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes some seconds")
+	}
+	for _, only := range []string{
+		"^64 B over a stream there and back, p50$", "^stream, writes of 64 KiB$",
+		"^message of 64 B there and back, p50$", "^messages of 64 KiB$",
+	} {
+		t.Run(only, func(t *testing.T) { compareRows(t, only) })
+	}
+}
+
+// TestCompareIdle looks at what is told of idle connections, and that nobody is left.
+func TestCompareIdle(t *testing.T) {
+	r := compareHere(t, "--idle", "40", "--rounds", "2", "--only", "idle connections, p50")
+	row := r.Rows[0]
+	if r.Failed != 0 || row.Ratio <= 0 || !strings.Contains(strings.Join(row.Notes, "; "), "40 connections, made in") {
+		t.Errorf("got %+v", row)
+	}
+	for name, list := range r.Runs {
+		for _, one := range list {
+			if with := one.Values["idle"] == 40; with == strings.HasSuffix(name, "none") || with && (one.Values["heap"] <= 0 || one.Values["setup_sec"] <= 0) {
+				t.Errorf("%s: got %v", name, one.Values)
+			}
+		}
+	}
+}
+
+// TestCompareIdleFails has the ends of idle connections fail in every way that they can.
+func TestCompareIdleFails(t *testing.T) {
+	if runtime.GOOS != "linux" {
+		t.Skip("needs programs of Linux")
+	}
+	a := &app{stdout: io.Discard, stderr: io.Discard, signals: make(chan os.Signal)}
+	for _, c := range []struct{ exe, want string }{
+		{"/nowhere/at/all", "no such file"},
+		{"true", "EOF"},
+		{"echo", "invalid character"}, // it says its argument, "idle-end"
+	} {
+		e, err := newArena(t.Context(), a, &comparison{idle: 1}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if e.exe, err = exec.LookPath(c.exe); err != nil {
+			e.exe = c.exe
+		}
+		e.startIdle(t.Context(), 1)
+		if _, err := e.beside(1); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("with %s: got %v, want an error with %q", c.exe, err, c.want)
+		}
+		e.close()
+	}
+	e := &arena{c: &comparison{}, idle: map[int]*idlePair{}}
+	e.startIdle(t.Context(), 1<<30)
+	if _, err := e.beside(1 << 30); !errors.Is(err, errSkip) {
+		t.Errorf("with more connections than memory: got %v, want them skipped", err)
+	}
+}
+
+// TestGrow counts the nodes of heaps.
+func TestGrow(t *testing.T) {
+	var count func(*node) int
+	count = func(n *node) int {
+		if n == nil {
+			return 0
+		}
+		return 1 + count(n.left) + count(n.right)
+	}
+	for _, n := range []int{0, 1, 2, 3, 10, 1000, 1023, 1024} {
+		if got := count(grow(n)); got != n+1 {
+			t.Errorf("grow(%d) has %d nodes, want %d", n, got, n+1)
+		}
+	}
+	stop := (&collecting{every: 1, heap: 1}).start()
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	for after.NumForcedGC < before.NumForcedGC+3 {
+		runtime.ReadMemStats(&after)
+	}
+	stop()
+	(&collecting{}).start()()
 }
 
 // TestCompareNamespaces looks for what a comparison between namespaces leaves behind.

@@ -30,6 +30,8 @@ const (
 	verbsService = 18515
 	bulkMessage  = 64 << 10 // beside a ping-pong
 	signalEvery  = 16
+	// warmRounds is how many round trips, or messages, are not counted.
+	warmRounds = 2000
 	// idlePolls is after how many polls without a completion the context is looked at.
 	idlePolls = 1 << 12
 )
@@ -47,6 +49,8 @@ type verbsLoop struct {
 	sends []verbs.SendWR
 	recvs []verbs.RecvWR
 	since int // sends since the last signaled one
+	begun bool
+	rests bool // sleeps when nothing has come for a while
 }
 
 // The high bits of a WRID say what completed, the low ones which slot of the memory it was.
@@ -59,11 +63,7 @@ const (
 )
 
 func newVerbsLoop(p floor.Params, place floor.Place) (*verbsLoop, error) {
-	bind := place.Addr
-	if !bind.IsValid() {
-		bind = loopback[0]
-	}
-	dev, err := transport.Open(transport.Config{Bind: netip.AddrPortFrom(bind, 0), AnyPort: true})
+	dev, err := openAt(place)
 	if err != nil {
 		return nil, err
 	}
@@ -141,7 +141,7 @@ func serveVerbs(ctx context.Context, p floor.Params, ready func(netip.AddrPort) 
 		return err
 	}
 	defer func() { err = errors.Join(err, v.dev.Close()) }()
-	ln, err := v.dev.Listen(netip.AddrPortFrom(netip.Addr{}, verbsService))
+	ln, err := v.dev.Listen(service)
 	if err != nil {
 		return err
 	}
@@ -224,9 +224,17 @@ func (v *verbsLoop) run(ctx context.Context, each func(*verbs.WC) bool) error {
 	for idle := 0; ; {
 		n := v.cq.Poll(v.wcs[:])
 		if n == 0 {
-			if idle++; idle%idlePolls == 0 && ctx.Err() != nil {
-				return ctx.Err()
+			if idle++; idle%idlePolls == 0 {
+				err := ctx.Err()
+				if v.rests {
+					err = v.cq.Wait(ctx)
+				}
+				if err != nil {
+					return err
+				}
 			}
+		} else {
+			idle = 0
 		}
 		for i := range v.wcs[:n] {
 			if err := v.wcs[i].Err(); err != nil {
@@ -248,16 +256,11 @@ func driveVerbs(ctx context.Context, p floor.Params, to netip.AddrPort) (r floor
 		return r, err
 	}
 	defer func() { err = errors.Join(err, v.dev.Close()) }()
-	dial := func(index byte) (*transport.QP, error) {
-		param := v.param(index, false)
-		param.RemotePort = to.Port()
-		return v.dev.Dial(ctx, netip.AddrPortFrom(to.Addr(), verbsService), param)
-	}
-	if v.small, err = dial(0); err != nil {
+	if v.small, err = v.dial(ctx, to, v.param(0, false)); err != nil {
 		return r, err
 	}
 	if v.bulkWindow() > 0 {
-		if v.bulk, err = dial(1); err != nil {
+		if v.bulk, err = v.dial(ctx, to, v.param(1, false)); err != nil {
 			return r, err
 		}
 		for range v.bulkWindow() {
@@ -266,17 +269,33 @@ func driveVerbs(ctx context.Context, p floor.Params, to netip.AddrPort) (r floor
 			}
 		}
 	}
+	if r, err = v.measure(ctx); err != nil {
+		return r, err
+	}
+	return r, v.small.Close()
+}
+
+// dial connects to an end that serves.
+func (v *verbsLoop) dial(ctx context.Context, to netip.AddrPort, param transport.ConnParam) (*transport.QP, error) {
+	param.RemotePort = to.Port()
+	return v.dev.Dial(ctx, netip.AddrPortFrom(to.Addr(), verbsService), param)
+}
+
+// measure runs the end that drives, which may be done again.
+func (v *verbsLoop) measure(ctx context.Context) (r floor.Result, err error) {
+	p := &v.p
 	message := v.mr.Bytes()[:p.Size]
 	binary.NativeEndian.PutUint32(message, 1)
-	for range v.window() {
+	for !v.begun && len(v.sends) < v.window() {
 		v.send(message)
 	}
+	v.begun = true // else what the last measurement did not send begins this one
 	if err := v.flush(); err != nil {
 		return r, err
 	}
 	var samples floor.Samples
 	var begin, last time.Time
-	const warm = 2000
+	const warm = warmRounds
 	got := uint64(0)
 	var posting error
 	err = v.run(ctx, func(wc *verbs.WC) bool {
@@ -313,5 +332,5 @@ func driveVerbs(ctx context.Context, p floor.Params, to netip.AddrPort) (r floor
 		r.Bytes = r.Ops * uint64(p.Size)
 	}
 	samples.Into(&r)
-	return r, errors.Join(v.small.Close())
+	return r, nil
 }

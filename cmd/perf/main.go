@@ -105,7 +105,7 @@ and the client's options decide. Loopback addresses are hosts.`,
 		return usageError{fmt.Errorf("%w; see %s --help", err, cmd.CommandPath())}
 	})
 	root.AddCommand(a.tests()...)
-	root.AddCommand(a.serve(), a.rping(), a.pingpong(), a.demo(), a.deferral(), a.compare(), a.floorEnd(), a.verbsEnd(), a.dump(), a.gate())
+	root.AddCommand(a.serve(), a.rping(), a.pingpong(), a.demo(), a.deferral(), a.compare(), a.floorEnd(), a.verbsEnd(), a.streamEnd(), a.messageEnd(), a.idleEnd(), a.dump(), a.gate())
 	return root
 }
 
