@@ -186,6 +186,9 @@ func (w *Wire) Step(now verbs.Instant) (work int) {
 	n := w.receive(now)
 	w.unsent += n
 	work += n
+	if work == 0 && w.idle() {
+		return 0 // as most steps of one who polls end
+	}
 	if visible := w.deliver(now); (visible || n > 0 && !w.hurry) && w.run.n > 0 {
 		w.owing = true
 		return work
@@ -193,6 +196,12 @@ func (w *Wire) Step(now verbs.Instant) (work int) {
 	work += w.transmit(now)
 	w.deliver(now)
 	return work
+}
+
+// idle reports whether neither transmit nor deliver would find anything.
+func (w *Wire) idle() bool {
+	return w.run.n == 0 && w.run.touched == nil && len(w.tx.msgs) == 0 && w.tx.later.n == 0 &&
+		len(w.env.Dirty) == 0 && len(w.env.Low) == 0 && !w.cm.Pending()
 }
 
 // answerAfter is how many datagrams may be received while answers wait.
