@@ -187,6 +187,7 @@ func (r *Role) wakeWatcher(t int64) bool {
 
 // doze rests until Rise, or until a waiter asks for the thread.
 func (r *Role) doze() (call bool) {
+	yield.Point()
 	if r.bed.CompareAndSwap(awake, dozing) {
 		yield.Point()
 		if r.seat.Load() || !r.bed.CompareAndSwap(dozing, awake) {
