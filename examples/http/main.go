@@ -83,8 +83,8 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 		return serve(ctx, ln)
 	}
 	u, err := url.Parse(flags.Arg(0))
-	if err != nil {
-		return err
+	if err != nil || u.Host == "" {
+		return fmt.Errorf("%q is not a URL: want one like http://127.0.0.2:7482/hello, whose port is the server's service port", flags.Arg(0))
 	}
 	c := client(dev)
 	defer c.CloseIdleConnections()

@@ -45,6 +45,8 @@ func TestPrograms(t *testing.T) {
 		{"-load 300ms http://127.4.5.2:7482", "every answer right", true},
 		{"http://127.4.5.2:7482/nothing", "404", false},
 		{"http://127.4.5.2:7499/hello", "nobody listens", false},
+		{"127.4.5.2", "want one like http://", false},
+		{"127.4.5.2:7482/hello", "want one like http://", false},
 	} {
 		out, err := exec.CommandContext(ctx, bin, append([]string{"-bind", "127.4.5.1"}, strings.Fields(tc.args)...)...).CombinedOutput()
 		if (err == nil) != tc.ok || !strings.Contains(string(out), tc.want) {

@@ -98,7 +98,7 @@ func (f *firstLine) Write(p []byte) (int, error) {
 // values, while the server writes too; no update is lost and no torn value is taken for a
 // whole one. With the race detector it shows that nobody touches the table by hand.
 func TestSharedCounters(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 	defer cancel()
 	stop := startServer(t, "127.4.2.2")
 	const clients, rounds = 3, 60
@@ -171,7 +171,7 @@ func TestSharedCounters(t *testing.T) {
 
 // TestTornRead: a reader that meets a half-written entry reads again until it is whole.
 func TestTornRead(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 	defer cancel()
 	stop := startServer(t, "127.4.3.2")
 	dev, err := open("127.4.3.1")
@@ -225,17 +225,17 @@ func TestTornRead(t *testing.T) {
 // TestOwnerGone: what a client has locked when it goes is unlocked, and mended if it was half
 // written; the locks of others stay.
 func TestOwnerGone(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 	defer cancel()
-	stop := startServer(t, "127.4.5.2")
-	dev, err := open("127.4.5.1")
+	stop := startServer(t, "127.4.9.2")
+	dev, err := open("127.4.9.1")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer dev.Close()
 	var cs [3]*client
 	for i := range cs {
-		if cs[i], err = dial(ctx, dev, netip.MustParseAddrPort("127.4.5.2:7481")); err != nil {
+		if cs[i], err = dial(ctx, dev, netip.MustParseAddrPort("127.4.9.2:7481")); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -299,7 +299,7 @@ func TestPrograms(t *testing.T) {
 	if runtime.GOOS != "linux" {
 		t.Skip("other loopback interfaces have one address")
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 	defer cancel()
 	bin := filepath.Join(t.TempDir(), "kv")
 	if out, err := exec.CommandContext(ctx, "go", "build", "-o", bin, ".").CombinedOutput(); err != nil {
