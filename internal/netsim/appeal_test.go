@@ -129,6 +129,9 @@ func TestDREQBeforeTheAck(t *testing.T) {
 					t.Errorf("message %d: %v, want %v", i, got[i], tc.want[i])
 				}
 			}
+			if tc.lose == 0 && !tc.stays && end.Sub(dreq) > time.Millisecond {
+				t.Errorf("all is acknowledged, but the end is heard of after %v", end.Sub(dreq))
+			}
 			if end == 0 && tc.name != "the program destroys the connection" {
 				t.Error("nobody heard of the end")
 			}
