@@ -39,8 +39,10 @@ var (
 //
 //	this process --- br0 --- tap0 === eth0, rxe0 of the guest
 //
-// There is one for all tests, which run one after the other.
+// There is one for all tests, which run one after the other. A test that wants guests to talk
+// to each other boots another one, tap1 on the same bridge, and stops it.
 type rig struct {
+	n    int // which guest, from 1 on
 	qemu *exec.Cmd
 	down chan struct{} // closed when QEMU has ended
 	mtu  int           // of the link
@@ -58,7 +60,11 @@ func TestMain(m *testing.M) {
 		os.Exit(outside())
 	}
 	code := func() int {
-		r, err := boot()
+		if err := bridge(); err != nil {
+			fmt.Fprintln(os.Stderr, "interop:", err)
+			return 1
+		}
+		r, err := boot(1)
 		if err != nil {
 			fmt.Fprintln(os.Stderr, "interop:", err)
 			return 1
@@ -73,6 +79,7 @@ func TestMain(m *testing.M) {
 // outside prepares what needs the outer network and runs the tests inside.
 func outside() int {
 	_ = os.Remove(tableFile) // the last run's
+	_ = os.Remove(rxeTable)
 	if os.Getuid() != 0 {
 		fmt.Println("interop: skipped: needs root, for a network namespace and a tap device")
 		return 0
@@ -199,40 +206,55 @@ func script(lines string) error {
 	return nil
 }
 
+// The nth guest has number n+1 in all its addresses.
+func (r *rig) tap() string       { return fmt.Sprintf("tap%d", r.n-1) }
+func (r *rig) mac() string       { return fmt.Sprintf("52:54:00:77:00:%02x", r.n+1) }
+func (r *rig) addr4() netip.Addr { return netip.AddrFrom4([4]byte{10, 77, 0, byte(r.n + 1)}) }
+func (r *rig) addr6() string     { return fmt.Sprintf("fd77::%x", r.n+1) }
+
 // Who is where is told, not asked: a burst that has to wait for the answer loses packets, and
 // over UC and UD nobody repeats them.
-const (
-	hostNeighbour  = "ip neigh replace fd77::2 lladdr 52:54:00:77:00:02 dev br0 nud permanent\n"
-	guestNeighbour = "ip neigh replace fd77::1 lladdr 52:54:00:77:00:01 dev eth0 nud permanent\n"
-)
+func (r *rig) hostNeighbour() string {
+	return fmt.Sprintf("ip neigh replace %s lladdr %s dev br0 nud permanent\n", r.addr6(), r.mac())
+}
 
-// boot makes bridge and tap and starts the guest.
-func boot() (*rig, error) {
-	start := time.Now()
-	err := script(`
+const guestNeighbour = "ip neigh replace fd77::1 lladdr 52:54:00:77:00:01 dev eth0 nud permanent\n"
+
+// bridge makes the bridge and this side's addresses on it.
+func bridge() error {
+	return script(`
 		ip link set lo up
 		ip link add br0 type bridge forward_delay 0 mcast_snooping 0
 		ip link set br0 address 52:54:00:77:00:01
 		sysctl -qw net.ipv6.conf.br0.accept_dad=0
-		ip tuntap add tap0 mode tap
-		sysctl -qw net.ipv6.conf.tap0.disable_ipv6=1
-		ip link set tap0 master br0 up
 		ip link set br0 up
 		ip addr add 10.77.0.1/24 dev br0
-		ip -6 addr add fd77::1/64 dev br0 nodad
-		` + hostNeighbour)
+		ip -6 addr add fd77::1/64 dev br0 nodad`)
+}
+
+// boot makes the tap of the nth guest, from 1 on, and starts it.
+func boot(n int) (*rig, error) {
+	start := time.Now()
+	r := &rig{n: n, down: make(chan struct{}), mtu: 1500}
+	err := script(fmt.Sprintf(`
+		ip tuntap add %[1]s mode tap
+		sysctl -qw net.ipv6.conf.%[1]s.disable_ipv6=1
+		ip link set %[1]s master br0 up
+		%[2]s`, r.tap(), r.hostNeighbour()))
 	if err != nil {
 		return nil, err
 	}
-	r := &rig{down: make(chan struct{}), mtu: 1500}
 	console := filepath.Join(cacheDir, "console.log")
+	if n > 1 {
+		console = filepath.Join(cacheDir, fmt.Sprintf("console%d.log", n))
+	}
 	r.qemu = exec.Command("qemu-system-x86_64", "-M", "pc", "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
 		"-accel", "tcg", "-cpu", "max", "-m", "768",
 		"-kernel", filepath.Join(cacheDir, "vmlinuz"), "-initrd", filepath.Join(cacheDir, "initrd.cpio"),
-		"-append", "console=ttyS0 quiet rdinit=/init edd=off panic=-1 mitigations=off nokaslr audit=0 no_timer_check tsc=reliable "+
-			"guest.ip4=10.77.0.2/24 guest.ip6=fd77::2/64 guest.mtu=1500",
-		"-device", "virtio-rng-pci", "-netdev", "tap,id=n0,ifname=tap0,script=no,downscript=no,vhost=off",
-		"-device", "virtio-net-pci,netdev=n0,mac=52:54:00:77:00:02,romfile=", "-serial", "file:"+console)
+		"-append", fmt.Sprintf("console=ttyS0 quiet rdinit=/init edd=off panic=-1 mitigations=off nokaslr audit=0 no_timer_check tsc=reliable "+
+			"guest.ip4=%v/24 guest.ip6=%s/64 guest.mtu=1500", r.addr4(), r.addr6()),
+		"-device", "virtio-rng-pci", "-netdev", "tap,id=n0,ifname="+r.tap()+",script=no,downscript=no,vhost=off",
+		"-device", "virtio-net-pci,netdev=n0,mac="+r.mac()+",romfile=", "-serial", "file:"+console)
 	r.qemu.Stderr = os.Stderr
 	r.qemu.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	started := make(chan error)
@@ -253,7 +275,7 @@ func boot() (*rig, error) {
 		out, err := r.guest(ctx, guestNeighbour+"uname -r")
 		cancel()
 		if err == nil {
-			fmt.Fprintf(os.Stderr, "interop: guest up after %v, Linux %s\n", time.Since(start).Round(100*time.Millisecond), strings.TrimSpace(out))
+			fmt.Fprintf(os.Stderr, "interop: guest %d up after %v, Linux %s\n", n, time.Since(start).Round(100*time.Millisecond), strings.TrimSpace(out))
 			return r, nil
 		}
 		select {
@@ -281,13 +303,13 @@ func (r *rig) setMTU(t *testing.T, mtu int) {
 	if r.mtu == mtu {
 		return
 	}
-	if err := script(fmt.Sprintf("ip link set tap0 mtu %[1]d\nip link set br0 mtu %[1]d", mtu)); err != nil {
+	if err := script(fmt.Sprintf("ip link set %[2]s mtu %[1]d\nip link set br0 mtu %[1]d", mtu, r.tap())); err != nil {
 		t.Fatal(err)
 	}
 	again := ""
 	if mtu >= 1280 { // below that, Linux takes the IPv6 addresses away
-		again = "ip -6 addr replace fd77::2/64 dev eth0 nodad; " + guestNeighbour
-		if err := script("ip -6 addr replace fd77::1/64 dev br0 nodad\n" + hostNeighbour); err != nil {
+		again = "ip -6 addr replace " + r.addr6() + "/64 dev eth0 nodad; " + guestNeighbour
+		if err := script("ip -6 addr replace fd77::1/64 dev br0 nodad\n" + r.hostNeighbour()); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -309,7 +331,7 @@ type process struct {
 // start runs a shell command in the guest.
 func (r *rig) start(ctx context.Context, cmd string) (*process, error) {
 	var d net.Dialer
-	c, err := d.DialContext(ctx, "tcp", netip.AddrPortFrom(guest4, guestPort).String())
+	c, err := d.DialContext(ctx, "tcp", netip.AddrPortFrom(r.addr4(), guestPort).String())
 	if err != nil {
 		return nil, err
 	}
