@@ -17,7 +17,12 @@ import (
 // b by the caller.
 func benchPair(b *testing.B, client, server string, param func(*transport.Device) transport.ConnParam) (qa, qb *transport.QP) {
 	b.Helper()
-	devA, devB := open(b, client, transport.Config{}), open(b, server, transport.Config{})
+	return benchConnect(b, open(b, client, transport.Config{}), open(b, server, transport.Config{}), param)
+}
+
+// benchConnect connects devA to devB.
+func benchConnect(b *testing.B, devA, devB *transport.Device, param func(*transport.Device) transport.ConnParam) (qa, qb *transport.QP) {
+	b.Helper()
 	ctx := deadline(b)
 	ln, err := devB.Listen(netip.AddrPortFrom(netip.Addr{}, servicePort))
 	if err != nil {
@@ -57,6 +62,35 @@ func benchMR(b *testing.B, qp *transport.QP, n int) *transport.MR {
 // BenchmarkRoundTrip64 is the full round trip of 64 bytes, both ends polling.
 func BenchmarkRoundTrip64(b *testing.B) {
 	qa, qb := benchPair(b, "127.3.40.1", "127.3.40.2", func(*transport.Device) transport.ConnParam { return transport.ConnParam{} })
+	roundTrip64(b, qa, qb)
+}
+
+// BenchmarkRoundTrip64BesideIdle is the same beside 2,000 connections that do nothing: nothing
+// of a step may grow with them. perf compare does it with 100,000.
+func BenchmarkRoundTrip64BesideIdle(b *testing.B) {
+	devA, devB := open(b, "127.3.40.3", transport.Config{}), open(b, "127.3.40.4", transport.Config{})
+	cqs := map[*transport.Device]*transport.CQ{}
+	for _, dev := range []*transport.Device{devA, devB} {
+		cq, err := dev.CreateCQ(64)
+		if err != nil {
+			b.Fatal(err)
+		}
+		cqs[dev] = cq
+	}
+	for range 2000 {
+		benchConnect(b, devA, devB, func(dev *transport.Device) transport.ConnParam {
+			return transport.ConnParam{
+				SendCQ: cqs[dev], RecvCQ: cqs[dev],
+				Cap: verbs.QPCap{MaxSendWR: 4, MaxRecvWR: 4, MaxSendSGE: 1, MaxRecvSGE: 1, MaxInlineData: -1},
+			}
+		})
+	}
+	qa, qb := benchConnect(b, devA, devB, func(*transport.Device) transport.ConnParam { return transport.ConnParam{} })
+	roundTrip64(b, qa, qb)
+}
+
+func roundTrip64(b *testing.B, qa, qb *transport.QP) {
+	b.Helper()
 	const depth = 16
 	var stop atomic.Bool
 	// side returns a function that sends and one that waits for a message.
