@@ -248,6 +248,13 @@ func (s *sock) asleep() bool {
 	return s.sleeping || s.dozing && s.chair.sleeping
 }
 
+// both reports whether the thread and a watcher sleep on the socket, so that a packet wakes two.
+func (s *sock) both() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.sleeping && s.chair.sleeping
+}
+
 // wire is a driver with random work. Its fields without atomics belong to the owner of the
 // role, so the race detector sees who enters without it.
 type wire struct {

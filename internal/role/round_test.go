@@ -135,6 +135,9 @@ func nothingIsLeftAtRest(t *testing.T, sit bool) {
 				t.Fatalf("left at rest (-seed %d): owned %v, note %v, work %d, packets %d, due %d, now %d, completions %d", *seedFlag,
 					r.word.Owned(), r.word.Pending(), r.w.work.Load(), r.s.packets, r.w.due.Load(), now, b.cqe.Load())
 			}
+			if r.s.both() {
+				t.Fatalf("the thread sleeps beside the watcher (-seed %d)", *seedFlag)
+			}
 			r.s.advance(now + 1)
 		}
 		end(t)

@@ -191,6 +191,32 @@ func TestWatchEnds(t *testing.T) {
 	}
 }
 
+// The thread dozes only while somebody sits whose Rise will find it dozing.
+func TestDoze(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		sit   bool
+		bed   int64
+		call  bool
+		dozes uint64
+	}{
+		{"beside a watcher", true, awake, false, 1},
+		{"the watcher has just risen", false, awake, false, 0},
+		{"a waiter has called", true, summoned, true, 0},
+		{"a waiter has called, and nobody sits", false, summoned, true, 0},
+	} {
+		r, _ := newSeat(t)
+		r.bed.Store(c.bed)
+		r.s.roused = true // so that a doze which should not be ends
+		if c.sit && !r.Sit() {
+			t.Fatal("no seat")
+		}
+		if call := r.doze(); call != c.call || r.Counters.Dozes.Load() != c.dozes || r.bed.Load() != awake {
+			t.Errorf("%s: call %v, dozed %d times, bed %d; want %v, %d", c.name, call, r.Counters.Dozes.Load(), r.bed.Load(), c.call, c.dozes)
+		}
+	}
+}
+
 // Sit may take the seat for a moment when Close is through: nobody is to be woken then.
 func TestNoNudgeAfterClose(t *testing.T) {
 	r, s := newSeat(t)

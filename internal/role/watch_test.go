@@ -87,20 +87,30 @@ func TestOneWatches(t *testing.T) {
 	r.Rise()
 }
 
-// Closing ends a watch.
+// Closing ends a watch, and waits for its end.
 func TestCloseEndsWatch(t *testing.T) {
-	for range 200 {
+	for i := range 200 {
 		r := newRig(t, false).run()
 		gone := make(chan struct{})
 		go func() {
 			defer close(gone)
-			if r.Sit() {
-				r.Watch(func() bool { return false })
-				r.Rise()
+			for over := false; !over && r.Sit(); r.Rise() {
+				over = r.Watch(func() bool { return false }) // or it gave up
 			}
 		}()
+		if i%2 == 0 {
+			r.until("the watcher to sleep", r.s.chair.asleep)
+		}
 		runtime.Gosched()
-		r.shut()
+		var shut atomic.Bool
+		go func() {
+			r.shut()
+			shut.Store(true)
+		}()
+		r.until("Close to return", shut.Load)
+		if i%2 == 0 && r.seat.Load() {
+			t.Fatal("Close has returned, and a watcher sits")
+		}
 		<-gone
 		if r.Sit() {
 			t.Fatal("a seat in a closed role")
