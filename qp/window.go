@@ -241,13 +241,16 @@ func (w *Window) rto(backoff uint8) time.Duration {
 // has no answer. It should when something that was sent later was answered: the packet is lost. It
 // should not when the peer has answered lately: then it waits there behind those of others.
 // When the peer is silent nobody knows, and one packet is enough to find out: of a thousand queue
-// pairs one asks at a time, another one the next time, and less and less often.
+// pairs one asks at a time, another one the next time, and less and less often. When the peer has
+// answered since, and is silent again, whatever was sent before the question is lost.
 func (w *Window) overdue(now, sent verbs.Instant, q verbs.QPN) bool {
 	switch {
 	case w.newest >= sent:
 		return true
 	case now.Sub(w.heardAt) < w.rto(0):
 		return false
+	case w.heardAt > w.askedAt && w.askedAt >= sent:
+		return true
 	case now.Sub(w.askedAt) < w.rto(0):
 		w.others = w.others || w.asker != q
 		return false

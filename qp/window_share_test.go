@@ -86,6 +86,32 @@ func TestWindowSilence(t *testing.T) {
 	}
 }
 
+// When many queue pairs have lost their last packet, one asks the silent peer, and once that was
+// answered the others need not take turns.
+func TestWindowSilenceBroken(t *testing.T) {
+	w := NewWindow(WindowConfig{})
+	sent := verbs.Instant(time.Second)
+	now := sent.Add(w.rto(0))
+	if !w.overdue(now, sent, 1) || w.overdue(now, sent, 2) {
+		t.Fatal("not one queue pair asks")
+	}
+	asked := now
+	now = now.Add(time.Millisecond)
+	w.heardAt = now
+	if w.overdue(now, sent, 2) {
+		t.Error("sent again to a peer that has just answered")
+	}
+	now = now.Add(w.rto(0))
+	for q := verbs.QPN(2); q < 100; q++ {
+		if !w.overdue(now, sent, q) {
+			t.Fatalf("queue pair %d still waits for its turn", q)
+		}
+	}
+	if w.overdue(now, asked.Add(1), 100) && w.overdue(now, asked.Add(1), 101) {
+		t.Error("what was sent after the question is not lost for sure, and two ask at once")
+	}
+}
+
 // A round trip that has become longer than the early timer is found out, and then nothing is sent
 // twice any more.
 func TestLongerRoundTrip(t *testing.T) {
