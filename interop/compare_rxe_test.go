@@ -24,7 +24,7 @@ import (
 )
 
 var (
-	compareRxe  = flag.Bool("compare-rxe", false, "measure Doorbell beside rxe between two guests, which takes a quarter of an hour")
+	compareRxe  = flag.Bool("compare-rxe", false, "measure Doorbell beside rxe between two guests, on a machine that has nothing else to do")
 	compareOnly = flag.String("only", "", "of -compare-rxe: only rows that match this `regexp`")
 	rounds      = flag.Int("rounds", 5, "of -compare-rxe: runs of each side for each row")
 )
