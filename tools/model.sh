@@ -18,5 +18,6 @@ fi
 
 tools/spin_test.sh
 if [ $# -eq 0 ]; then echo "model: docs/model holds no model yet" && exit 0; fi
-# Each model in a process of its own, as many as there are processors; a line names its model.
-printf '%s\0' "$@" | xargs -0 -n 1 -P "$(getconf _NPROCESSORS_ONLN)" tools/spin.sh
+# Each half of a model in a process of its own, as many as there are processors; a line names its model.
+for model; do printf '%s\0' 1/2 "$model" 2/2 "$model"; done |
+	xargs -0 -n 2 -P "$(getconf _NPROCESSORS_ONLN)" sh -c 'SPIN_SHARE=$1 exec tools/spin.sh "$2"' sh

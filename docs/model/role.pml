@@ -1,20 +1,29 @@
 /* The role of a wire: who may touch a socket and all that belongs to it, how work finds an owner,
-   and when the wire's thread may sleep. The code is internal/role; run tools/spin.sh on this file.
+   and when the wire's thread may sleep or doze. The code is internal/role; run tools/spin.sh on this file.
 
    The role word is {owned, pending, drives}. Of drives only "did it change since the thread looked"
-   matters, so here it is the bit driven. bed says how the thread rests: AWAKE, NAP, SUMMON (a parking
-   waiter wants the thread to take over now), or ASLEEP + the instant it sleeps until. token is the
-   sleeper's wake-up, which keeps when nobody sleeps yet (an eventfd, a semaphore).
+   matters, so here it is the bit driven. bed says how the thread rests: AWAKE, NAP, DOZE (a watcher
+   looks in its place), SUMMON (a parking waiter wants the thread to take over now), or ASLEEP + the
+   instant it sleeps until; cot says the same of the watcher, AWAKE or ASLEEP + until. A token is a
+   wake-up, which keeps when nobody sleeps yet (an eventfd, a semaphore): the thread's of its sleep, the
+   thread's of its doze, the watcher's.
 
-   Two things are weaker here than in a kernel, so that the proof holds for more: a packet ends the
-   sleep only when it arrives while the socket is armed (edge-triggered), and a nap may take any time.
+   Each atomic operation of the code is a step here. Loops around a compare-and-swap are one step, that
+   which succeeds or gives up; a load and a compare-and-swap that is not tried again are two.
+
+   Three things are weaker here than in the program, so that the proof holds for more: a packet ends the
+   thread's sleep only when it arrives while the socket is armed (edge-triggered), a nap may take any
+   time and need not end for a call, and who finds the role owned may give up the seat at once. Left out
+   are long naps that a post ends (Hurry), the count of waits without a seat (any wait may do without)
+   and what a watcher does before there is a thread.
 
    Time moves only when nothing else can. At each such instant Clock asserts that nothing is stranded:
-   no mark, packet, command or due deadline is left, no waiter is parked on a completion, the role is
-   free. So "eventually" below means "without another event, and without time passing, but for naps".
-   Since every process but the thread is finite, a run that never comes to rest is a livelock; the
-   "live" configurations look for those under weak fairness. Without a thread (before Run) budgets do not
-   count: NOBUDGET. */
+   no mark, packet, command or due deadline is left, no waiter rests though it has a completion, the role
+   is free, and either the thread sleeps on the socket or it dozes and a watcher does. So "eventually"
+   below means "without another event, and without time passing, but for naps". Since every process but
+   the thread and those who wait for what the others bring is finite, a run that never comes to rest is a
+   livelock; the "live" configurations look for those under weak fairness. Without a thread (before Run)
+   budgets do not count: NOBUDGET. */
 
 /* PANFLAGS: -DCOLLAPSE -DVECTORSZ=2048 */
 /* CONFIG post: -DPOSTERS=2 -DPOSTS=1 -DPOLLERS=1 */
@@ -22,15 +31,28 @@
 /* CONFIG packet: -DPACKETS=2 -DPOLLERS=1 -DPOLLS=2 -DEPOCHS=1 */
 /* CONFIG level: -DPACKETS=2 -DPOLLERS=1 -DPOLLS=2 -DLEVEL */
 /* CONFIG timer: -DPOSTERS=2 -DPOSTS=1 -DTIMERS -DEPOCHS=3 */
-/* CONFIG wait: -DPACKETS=1 -DPOSTERS=1 -DPOSTS=1 -DWAITER -DNOINLINE */
+/* CONFIG wait: -DPACKETS=1 -DPOSTERS=1 -DPOSTS=1 -DWAITER -DNOINLINE big */
 /* CONFIG waitone: -DPACKETS=1 -DWAITER */
-/* CONFIG waitpoll: -DPACKETS=2 -DPOLLERS=1 -DWAITER */
+/* CONFIG waitpoll: -DPACKETS=2 -DPOLLERS=1 -DWAITER big */
 /* CONFIG command: -DCOMMANDS=2 -DPOSTERS=1 -DPOSTS=1 -DNOINLINE */
-/* CONFIG close: -DCLOSE -DCOMMANDS=1 -DPOSTERS=1 -DPOSTS=1 -DPACKETS=1 */
+/* CONFIG close: -DCLOSE -DCOMMANDS=1 -DPOSTERS=1 -DPOSTS=1 -DPACKETS=1 big */
 /* CONFIG nothread: -DNOTHREAD -DNOBUDGET -DCLOSE -DCOMMANDS=1 -DPOSTERS=1 -DPOSTS=1 */
 /* CONFIG live: -DPOSTERS=1 -DPOSTS=1 -DPOLLERS=1 -DNOBUDGET progress fair */
 /* CONFIG forever: -DPOSTERS=1 -DPOSTS=2 -DPOLLERS=1 -DFOREVER ltl=served fair */
 /* CONFIG livewait: -DPACKETS=1 -DWAITER -DCOMMANDS=1 -DNOBUDGET progress fair */
+/* CONFIG watch: -DWATCHERS=1 -DPOSTERS=1 -DPOSTS=1 big */
+/* CONFIG watchpacket: -DWATCHERS=1 -DPACKETS=1 */
+/* CONFIG watchpoll: -DWATCHERS=1 -DONESITS -DPACKETS=1 -DPOLLERS=1 big */
+/* CONFIG watchtimer: -DWATCHERS=1 -DONESITS -DPOSTERS=1 -DPOSTS=1 -DTIMERS -DEPOCHS=2 big */
+/* CONFIG watchstop: -DWATCHERS=1 -DONESITS -DPOSTERS=1 -DPOSTS=1 -DSTOP -DNOINLINE big */
+/* CONFIG watchcommand: -DWATCHERS=1 -DCOMMANDS=1 */
+/* CONFIG watchpark: slow -DWATCHERS=2 -DONESITS -DPACKETS=1 big */
+/* CONFIG hand: -DWATCHERS=2 -DONESITS -DSTOP -DLONGNAP */
+/* CONFIG watchclose: slow -DWATCHERS=1 -DONESITS -DCLOSE -DPOSTERS=1 -DPOSTS=1 -DNOINLINE big */
+/* CONFIG watchshut: -DWATCHERS=1 -DCLOSE -DSTOP big */
+/* CONFIG watchlive: -DWATCHERS=1 -DPACKETS=1 -DSTOP progress fair big */
+/* CONFIG watchstopall: slow -DWATCHERS=1 -DPOSTERS=1 -DPOSTS=1 -DSTOP big */
+/* CONFIG watchcommandall: slow -DWATCHERS=1 -DCOMMANDS=1 -DPACKETS=1 -DNOINLINE big */
 
 /* MUTANT testset: a taker looks, and takes in a second step */
 /* MUTANT nonote: a taker or poster who finds the role owned leaves no note */
@@ -53,6 +75,31 @@
 /* MUTANT latewake @close: Close does not wait for those about to wake the thread */
 /* MUTANT budget @nothread: a budget before there is a thread to hand over to */
 /* MUTANT napnote @live: the napping thread leaves notes */
+/* MUTANT nocot @watch: who rings looks for the thread only, though a watcher sleeps */
+/* MUTANT latecot @watch: the watcher says that it sleeps only after it released the role */
+/* MUTANT cotkept @watchstop: a watcher that could not leave still says that it sleeps */
+/* MUTANT cotleft @watchstop: a watcher that got up still says that it sleeps */
+/* MUTANT bothsleep @watch: the watcher lets the thread sleep on the same socket */
+/* MUTANT bedbeside @watch: the thread goes to bed though a watcher sits */
+/* MUTANT idle @watch: a watcher that has just sat down does not look for marks */
+/* MUTANT obey @watchcommandall: a watcher that has just sat down does not look for commands */
+/* MUTANT unasked @watch: a watcher that has just sat down does not look for what it waits for */
+/* MUTANT deaf @watch: a completion does not wake the watcher */
+/* MUTANT leftovers @watchstop: the watcher goes, and wakes nobody for the note that was left */
+/* MUTANT lateseat @watchstop: Rise looks at bed before it gives up the seat */
+/* MUTANT letdoze @watchstop: Rise does not rouse the thread */
+/* MUTANT blind @watchstop: the thread dozes without another look at the seat */
+/* MUTANT cotnudge @watchstop: Nudge wakes only who sleeps already */
+/* MUTANT crowd @hand: a waiter sits beside parked ones */
+/* MUTANT nohandpark @hand: Park does not call the thread */
+/* MUTANT nohandrise @hand: Rise does not call the thread for those who are parked */
+/* MUTANT latecount @hand: Park looks at the seat before it counts the waiter */
+/* MUTANT uncounted @watchclose: Close does not wait for those about to wake the watcher */
+/* MUTANT rashnudge @watchshut: Close does not wait for those about to nudge */
+/* MUTANT deadnudge @watchshut: Nudge wakes a watcher of a closed role: who sits too late */
+/* MUTANT leaveseated @watchshut: Close does not wait for the watcher to rise */
+/* MUTANT letsit @watchshut: Close does not wake the watcher */
+/* MUTANT afterlast @watchshut: a watcher that ran the last command releases the role */
 
 #ifndef POSTERS
 #define POSTERS 0
@@ -83,12 +130,13 @@
 #define NEVER 9 /* later than every instant */
 #define AWAKE 0
 #define NAP 1
-#define SUMMON 2
-#define ASLEEP 3 /* bed is ASLEEP + until */
+#define DOZE 2
+#define SUMMON 3
+#define ASLEEP 4 /* bed and cot are ASLEEP + until */
 
 bool owned, pending, driven; /* the role word; bits of one atomic word */
 byte bed = AWAKE;            /* one atomic word */
-bool token;                  /* sticky wake-up of the thread */
+bool token, rouse;           /* sticky wake-ups of the thread: of its sleep, of its doze */
 bool armed, readable;        /* the socket's wake-up, and that it happened */
 byte now;                    /* advanced by Clock */
 
@@ -96,8 +144,15 @@ byte packets;                /* in the socket */
 bool mark;                   /* the poster's ready mark: "this QP is in the wire's list" */
 byte work;                   /* posted, not yet taken */
 byte deadline = NEVER;       /* the driver's earliest; owner only */
-byte cqe;                    /* completions in the CQ */
-bool bell, ring_token;       /* the CQ's bell, and the waiter's wake-up */
+byte cqe[2];                 /* completions in the CQs */
+bool bell[2], rung[2];       /* their bells, and the waiters' wake-ups */
+
+bool seat;                   /* taken by a watcher */
+byte cot = AWAKE;            /* one atomic word */
+bool chair;                  /* sticky wake-up of the watcher */
+byte watched = NEVER;        /* the CQ whose completions wake the watcher */
+byte waiters;                /* parked without the seat */
+bool stop;                   /* waiter 0 should go; set by one without the role */
 
 #define NONE 0
 #define QUEUED 1
@@ -105,19 +160,43 @@ bool bell, ring_token;       /* the CQ's bell, and the waiter's wake-up */
 #define FAILED 3
 byte cmd[3];                 /* the command list, and what became of each */
 #define FINAL 2              /* the last command: close */
+bool down;                   /* the last command has shut the driver down */
 bool closed;                 /* under the command list's lock */
 
 bool inside;                 /* somebody is in the driver */
 bool freed, exited;          /* Close returned; the thread ended */
-byte wakers;                 /* about to wake the thread */
-bool parked, sleeping;       /* for Clock: the waiter parks, the thread sleeps */
+byte wakers;                 /* about to wake somebody */
+bool sleeping, dozing, watching, parked[2]; /* for Clock: who rests, and how */
+bool napping, napover;       /* with LONGNAP: a nap lasts until somebody calls, or time passes */
+
+/* What the inlines below use of their process. */
+#define LOCALS bool ok, more, w; byte d, n, b, q
+
+/* What cannot be in a configuration is not looked at, which saves states. */
+#ifdef CLOSE
+#define OVER (cmd[FINAL] == DONE)
+#define CLOSED (closed || OVER)
+#else
+#define OVER false
+#define CLOSED false
+#endif
+#ifdef WATCHERS
+#define SEAT seat
+#else
+#define SEAT false
+#endif
+#ifdef TIMERS
+#define DEADLINE deadline
+#else
+#define DEADLINE NEVER
+#endif
 
 /* Enter and exit the driver: mutual exclusion, and nobody after Close. */
-#define ENTER assert(!inside && owned && !freed); inside = true
+#define ENTER assert(!inside && owned && !OVER && !freed); inside = true
 #define EXIT inside = false
 
 /* take: the compare-and-swap of a taker. count: it promises to step. note: it leaves one if owned. */
-inline take(count, note, ok) {
+inline take(count, note) {
 #ifdef MUT_testset
 	ok = !owned;
 	atomic {
@@ -138,7 +217,7 @@ inline take(count, note, ok) {
 }
 
 /* leave: owned and no note -> free; else take the note and answer false. */
-inline leave(ok) {
+inline leave() {
 #ifdef MUT_norecheck
 	ok = !pending;
 	if
@@ -158,26 +237,12 @@ inline leave(ok) {
 #endif
 }
 
-/* kick: wake the thread if it sleeps until later than t. Only one kicker of a sleep calls Wake. */
-inline kick(t, w) {
+/* wakers counts those between their compare-and-swap and the wake-up: only Close looks at it. */
 #ifdef CLOSE
-	wakers++;
+#define WAKERS(by) wakers = wakers + by
+#else
+#define WAKERS(by) skip
 #endif
-	atomic {
-		w = false;
-		if
-		:: bed >= ASLEEP + t -> bed = AWAKE; w = true /* callers pass t+1: strictly later */
-		:: else
-		fi
-	}
-	if
-	:: w -> wake()
-	:: else
-	fi;
-#ifdef CLOSE
-	wakers--
-#endif
-}
 
 inline wake() {
 	atomic {
@@ -190,7 +255,118 @@ inline wake() {
 	}
 }
 
-inline ring(w) {
+inline wakechair() {
+	atomic { assert(!freed); chair = true }
+}
+
+/* kick: wake the watcher, or if none sleeps the thread, if it sleeps until t or longer. Only one
+   kicker of a sleep calls Wake. */
+inline kick(t) {
+#if defined(WATCHERS) && !defined(MUT_nocot)
+	b = cot;
+	if
+	:: b >= ASLEEP -> wakecot(t)
+	:: else ->
+		b = bed;
+		wakebed(t)
+	fi
+#else
+	b = bed;
+	wakebed(t)
+#endif
+}
+
+/* wakecot: b is what was read from cot. */
+inline wakecot(t) {
+	if
+	:: b >= ASLEEP + t ->
+#ifndef MUT_uncounted
+		WAKERS(1);
+#endif
+		atomic {
+			w = (cot == b);
+			if
+			:: w -> cot = AWAKE
+			:: else
+			fi
+		}
+		if
+		:: w -> wakechair()
+		:: else
+		fi;
+#ifndef MUT_uncounted
+		WAKERS(-1)
+#endif
+	:: else
+	fi
+}
+
+/* wakebed: b is what was read from bed. */
+inline wakebed(t) {
+	if
+	:: b >= ASLEEP + t ->
+		WAKERS(1);
+		atomic {
+			w = (bed == b);
+			if
+			:: w -> bed = AWAKE
+			:: else
+			fi
+		}
+		if
+		:: w -> wake()
+		:: else
+		fi;
+		WAKERS(-1)
+	:: else
+	fi
+}
+
+/* handback: the thread takes over at once from a nap or a doze, and takes no nap that it was about to. */
+inline handback() {
+	WAKERS(1);
+	atomic {
+		w = (bed == NAP || bed == DOZE);
+		bed = (bed < ASLEEP -> SUMMON : bed)
+	}
+	if
+	:: w -> callthread()
+	:: else
+	fi;
+	WAKERS(-1)
+}
+
+inline callthread() {
+	atomic { assert(!freed); rouse = true }
+}
+
+/* nudge: has a watcher ask again; Close wakes the watcher of a closed role. */
+inline nudge() {
+#ifndef MUT_rashnudge
+	WAKERS(1);
+#endif
+	if
+#ifdef MUT_cotnudge
+	:: cot >= ASLEEP -> wakechair()
+#else
+	:: seat ->
+#if defined(CLOSE) && !defined(MUT_deadnudge)
+		if
+		:: !closed -> wakechair()
+		:: else
+		fi
+#else
+		wakechair()
+#endif
+#endif
+	:: else
+	fi;
+#ifndef MUT_rashnudge
+	WAKERS(-1)
+#endif
+}
+
+inline ring() {
 	atomic {
 		if
 		:: owned ->
@@ -202,27 +378,52 @@ inline ring(w) {
 		fi
 	}
 	if
-	:: w -> kick(0, w)
+	:: w -> kick(0)
 	:: else
 	fi
 }
 
-/* complete: a CQE first, then the bell. */
-inline complete(n) {
-#ifdef WAITER
-	cqe = cqe + n;
-	atomic {
+/* complete: a CQE first, then the bell, then the watcher. */
+inline complete() {
+#if defined(WAITER) || defined(WATCHERS)
+#if WATCHERS > 1
+	if
+	:: q = 0
+	:: q = 1
+	fi;
+#endif
+	cqe[q] = cqe[q] + n;
+	ringbell(q);
+#ifdef WATCHERS
+	if
+#ifndef MUT_deaf
+	:: watched == q ->
+#else
+	:: watched == q && false ->
+#endif
+		b = cot;
 		if
-		:: bell -> bell = false; ring_token = true
+		:: b >= ASLEEP -> wakecot(0)
 		:: else
 		fi
-	}
+	:: else
+	fi;
+#endif
 #endif
 	skip
 }
 
+inline ringbell(whose) {
+	atomic {
+		if
+		:: bell[whose] -> bell[whose] = false; rung[whose] = true
+		:: else
+		fi
+	}
+}
+
 /* step: commands, then the driver's bounded step. more: it stopped because of a bound. */
-inline step(more, n) {
+inline step() {
 	atomic { ENTER; more = false; n = 0 };
 #if COMMANDS > 0 || defined(CLOSE)
 	atomic { /* the list is taken under its lock, and run in order */
@@ -239,7 +440,10 @@ inline step(more, n) {
 #ifdef CLOSE
 	if
 	:: cmd[FINAL] == QUEUED ->
-		skip; /* the driver is shut down here; then whatever still came is failed */
+		down = true; /* the driver is shut down here; then whatever still came is failed */
+#ifdef WATCHERS
+		ringbell(0);
+#endif
 		atomic {
 #ifndef MUT_late
 			closed = true;
@@ -256,7 +460,7 @@ inline step(more, n) {
 	fi;
 #endif
 	if
-	:: cmd[FINAL] == DONE
+	:: OVER
 	:: else ->
 #if PACKETS > 0
 		atomic { /* a full batch says that there may be more, a short one does not */
@@ -267,7 +471,7 @@ inline step(more, n) {
 			fi
 		};
 		if
-		:: n > 0 -> complete(n); n = 0
+		:: n > 0 -> complete(); n = 0
 		:: else
 		fi;
 #endif
@@ -281,7 +485,7 @@ inline step(more, n) {
 			mark = false; /* first the mark, then the work */
 			atomic { n = work; work = 0 };
 #endif
-			transmit(n)
+			transmit()
 		:: else
 		fi;
 #endif
@@ -297,7 +501,7 @@ inline step(more, n) {
 }
 
 /* transmit: what was sent has a deadline from now on, and is completed at once or by it. */
-inline transmit(n) {
+inline transmit() {
 #ifdef TIMERS
 	if
 	:: deadline > now + 1 -> deadline = now + 1
@@ -306,32 +510,32 @@ inline transmit(n) {
 	fi;
 #endif
 	if
-	:: n > 0 -> complete(n)
+	:: n > 0 -> complete()
 	:: else
 	fi
 }
 
-/* settle: an owner steps, and leaves. d and w are the caller's. */
-inline settle(more, ok, d, n, w) {
+/* settle: an owner steps, and leaves. */
+inline settle() {
 	do
 	:: true ->
-		step(more, n);
+		step();
 		if
-		:: cmd[FINAL] == DONE -> break /* never released again */
+		:: OVER -> break /* never released again */
 		:: else
 		fi;
 		if
 		:: more
 #ifndef NOBUDGET
-		:: more -> handover(ok, w); break
+		:: more -> handover(); break
 #endif
 		:: else ->
-			release(ok, d, w);
+			release();
 			if
 			:: ok -> break
 			:: !ok
 #ifndef NOBUDGET
-			:: !ok -> handover(ok, w); break
+			:: !ok -> handover(); break
 #endif
 			fi
 		fi
@@ -340,21 +544,21 @@ inline settle(more, ok, d, n, w) {
 
 /* handover: an owner whose budget is spent releases with a note in the word or work left; the
    thread has to look. When it naps it will. */
-inline handover(ok, w) {
+inline handover() {
 	atomic { owned = false; pending = false };
 #ifndef MUT_handover
-	kick(0, w);
+	kick(0);
 #endif
 	ok = true
 }
 
 /* release: leave, then see to it that the thread does not oversleep the earliest deadline. */
-inline release(ok, d, w) {
-	d = deadline;
-	leave(ok);
+inline release() {
+	d = DEADLINE;
+	leave();
 #ifndef MUT_nodeadline
 	if
-	:: ok && d < NEVER -> kick(d + 1, w)
+	:: ok && d < NEVER -> kick(d + 1) /* strictly later */
 	:: else
 	fi
 #endif
@@ -365,45 +569,50 @@ inline release(ok, d, w) {
 init { exited = true }
 #else
 active proctype Thread() {
-	bool ok, more, force;
-	byte n;
+	LOCALS;
+	bool same, call;
 
 look:
 	if
-	:: closed || cmd[FINAL] == DONE -> goto done
+	:: CLOSED -> goto done
 	:: else
 	fi;
 #ifdef MUT_napnote
-	take(0, 1, ok);
+	take(0, 1);
 #else
-	take(0, 0, ok);
+	take(0, 0);
 #endif
 	if
 	:: !ok -> driven = false; goto nap
 	:: else
 	fi;
 first:
-	step(more, n);
+	step();
 	if
-	:: cmd[FINAL] == DONE -> goto done
+	:: OVER -> goto done
 	:: more -> goto first
 	:: else
 	fi;
+	atomic { same = !driven; driven = false };
 	if
-	:: driven && !force ->
-		driven = false;
-busy:		leave(ok);
+#ifdef MUT_bedbeside
+	:: same || call -> call = false
+#else
+	:: (same || call) && !SEAT -> call = false
+#endif
+	:: else ->
+busy:		leave();
 		if
-		:: ok -> goto nap
+		:: ok && same && SEAT -> goto doze
+		:: ok && !(same && SEAT) -> goto nap
 		:: else
 		fi;
-rest:		step(more, n);
+rest:		step();
 		if
-		:: cmd[FINAL] == DONE -> goto done
+		:: OVER -> goto done
 		:: more -> goto rest
 		:: else -> goto busy
 		fi
-	:: else -> driven = false; force = false
 	fi;
 
 	/* a whole nap without a drive: to bed */
@@ -418,19 +627,19 @@ rest:		step(more, n);
 	goto bedtime;
 #endif
 again:
-	step(more, n);
+	step();
 	if
-	:: cmd[FINAL] == DONE -> goto done
+	:: OVER -> goto done
 	:: more -> goto again
 	:: else
 	fi;
 bedtime:
 #ifdef MUT_latebed
-	n = deadline;
+	n = DEADLINE;
 #else
-	bed = ASLEEP + deadline; n = deadline;
+	atomic { n = DEADLINE; bed = ASLEEP + n };
 #endif
-	leave(ok);
+	leave();
 	if
 	:: !ok -> goto again
 	:: else
@@ -448,23 +657,64 @@ end_sleep:
 		fi;
 		sleeping = false
 	}
-	atomic { force = (bed == SUMMON); bed = AWAKE };
+	atomic { call = (bed == SUMMON); bed = AWAKE };
 	atomic { armed = false; readable = false };
 	goto look;
 
 nap:
 	atomic {
 		if
-		:: bed == SUMMON -> bed = AWAKE; force = true; goto look
+		:: bed == SUMMON -> bed = AWAKE; call = true; goto look
 		:: else -> bed = NAP
 		fi
 	}
+#ifdef LONGNAP
+	napping = true;
+end_nap:
+	atomic {
+		if
+		:: rouse -> rouse = false
+		:: napover -> napover = false
+		fi;
+		napping = false
+	}
+#else
 	if
-	:: token -> token = false
+	:: rouse -> rouse = false
 	:: true
 	fi;
-	atomic { force = (bed == SUMMON); bed = AWAKE };
+#endif
+	atomic { call = (bed == SUMMON); bed = AWAKE };
 	goto look;
+
+doze:
+#ifdef WATCHERS
+	atomic {
+		if
+		:: bed == SUMMON -> bed = AWAKE; call = true; goto look
+		:: else -> bed = DOZE
+		fi
+	}
+#ifndef MUT_blind
+	if
+	:: seat -> goto eyes
+	:: else
+	fi;
+#else
+	goto eyes;
+#endif
+	atomic {
+		if
+		:: bed == DOZE -> bed = AWAKE; goto up
+		:: else
+		fi
+	}
+eyes:	dozing = true;
+end_doze:
+	atomic { rouse -> rouse = false; dozing = false }
+up:	atomic { call = (bed == SUMMON); bed = AWAKE };
+	goto look;
+#endif
 
 done:
 	exited = true
@@ -474,8 +724,8 @@ done:
 #if POSTERS > 0
 /* Poster: writes its work, marks it, and rings for the first mark; or sends it inline. */
 active [POSTERS] proctype Poster() {
-	bool ok, more, w;
-	byte d, n, i;
+	LOCALS;
+	byte i;
 
 	for (i : 1 .. POSTS) {
 #if EPOCHS > 0
@@ -487,13 +737,13 @@ active [POSTERS] proctype Poster() {
 #ifndef NOINLINE
 		if
 		:: true ->
-			take(0, 0, ok); /* inline, when nobody owns the wire */
+			take(0, 0); /* inline, when nobody owns the wire */
 			if
 			:: ok ->
-				ENTER; transmit(1); EXIT;
-				release(ok, d, w);
+				ENTER; n = 1; transmit(); EXIT;
+				release();
 				if
-				:: !ok -> settle(more, ok, d, n, w)
+				:: !ok -> settle()
 				:: else
 				fi;
 				goto next
@@ -504,18 +754,18 @@ active [POSTERS] proctype Poster() {
 #endif
 		work++;
 #ifdef MUT_ringfirst
-		ring(w);
+		ring();
 		mark = true;
 #else
 		atomic { ok = mark; mark = true };
 		if
 		:: !ok ->
 			if
-			:: true -> ring(w)
+			:: true -> ring()
 			:: true -> /* or drives itself: a note if it cannot */
-				take(1, 1, ok);
+				take(1, 1);
 				if
-				:: ok -> settle(more, ok, d, n, w)
+				:: ok -> settle()
 				:: else
 				fi
 			fi
@@ -530,16 +780,16 @@ next:		skip
 #if POLLERS > 0
 /* Poller: a few polls, without notes; then nobody knows whether it comes back. */
 active [POLLERS] proctype Poller() {
-	bool ok, more, w;
-	byte d, n, i;
+	LOCALS;
+	byte i;
 
 	i = 0;
 	do
 	:: i == POLLS -> break
 	:: else ->
-		take(1, 0, ok);
+		take(1, 0);
 		if
-		:: ok -> settle(more, ok, d, n, w)
+		:: ok -> settle()
 		:: else
 		fi;
 #ifndef FOREVER
@@ -568,70 +818,302 @@ active proctype Source() {
 #ifdef WAITER
 /* Waiter: wants a completion for each packet and post. */
 active proctype Waiter() {
-	bool ok, more, w;
-	byte d, n, got;
+	LOCALS;
+	byte got;
 
 	do
 	:: got == PACKETS + POSTERS * POSTS -> break
 	:: else ->
-		take(1, 0, ok);
+		take(1, 0);
 		if
-		:: ok -> settle(more, ok, d, n, w)
+		:: ok -> settle()
 		:: else
 		fi;
-		atomic { n = cqe; cqe = 0 };
+		atomic { n = cqe[0]; cqe[0] = 0 };
 		if
 		:: n > 0 -> got = got + n; goto on
 		:: else
 		fi;
-		bell = true;
+		bell[0] = true;
 #ifndef MUT_nopoll
-		take(1, 0, ok); /* the second poll: drive, then look */
+		take(1, 0); /* the second poll: drive, then look */
 		if
 		:: ok ->
 #ifdef MUT_keeprole
-			step(more, n)
+			step()
 #else
-			settle(more, ok, d, n, w)
+			settle()
 #endif
 		:: else
 		fi;
-		atomic { n = cqe; cqe = 0 };
+		atomic { n = cqe[0]; cqe[0] = 0 };
 		if
-		:: n > 0 -> bell = false; got = got + n; goto on
+		:: n > 0 -> bell[0] = false; got = got + n; goto on
 		:: else
 		fi;
 #endif
 		if
 		:: true
-		:: true -> /* hand back: the thread need not wait for a whole nap without a drive */
-#ifdef CLOSE
-			wakers++;
-#endif
-			atomic {
-				w = (bed == NAP);
-				bed = (bed == NAP || bed == AWAKE -> SUMMON : bed)
-			}
-			if
-			:: w -> wake()
-			:: else
-			fi
-#ifdef CLOSE
-			wakers--
-#endif
+		:: true -> handback() /* the thread need not wait for a whole nap without a drive */
 		fi;
-		parked = true;
-		atomic { ring_token -> ring_token = false; parked = false };
+		parked[0] = true;
+		atomic { rung[0] -> rung[0] = false; parked[0] = false };
 on:		skip
 	od
+}
+#endif
+
+#ifdef WATCHERS
+/* Watcher: takes completions until it is told to stop, and waits for them in the seat or parked. */
+#if WATCHERS > 1
+#define ME (_pid % 2) /* any two neighbours differ */
+#else
+#define ME 0
+#endif
+#ifdef STOP
+#define GO ((stop && ME == 0) || down)
+#else
+#define GO down
+#endif
+#define ENOUGH (cqe[ME] > 0 || GO)
+
+active [WATCHERS] proctype Watcher() {
+	LOCALS;
+	bool fresh, met;
+
+again:
+	atomic {
+		if
+		:: GO -> goto gone
+		:: else -> cqe[ME] = 0
+		fi
+	}
+
+	/* Sit */
+	if
+#ifdef ONESITS
+	:: ME == 0
+	:: ME == 1 -> goto park
+#else
+	:: true -> goto park
+	:: true
+#endif
+	fi;
+	atomic {
+		met = waiters > 0;
+#ifndef MUT_crowd
+		if
+		:: met -> goto park
+		:: else
+		fi
+#endif
+	}
+	atomic {
+		if
+		:: seat -> goto park
+		:: else -> seat = true
+		fi;
+		assert(!met)
+	}
+#ifdef CLOSE
+	if
+	:: closed -> seat = false; goto park
+	:: else
+	fi;
+#endif
+	watched = ME;
+	fresh = true;
+
+	/* Watch */
+insist:
+	atomic {
+		if
+		:: !owned -> owned = true; driven = true
+		:: owned -> goto rise /* after a while */
+		:: closed -> goto rise
+		fi
+	}
+look:
+	if
+	:: !fresh
+#ifdef MUT_idle
+	:: fresh ->
+#else
+	:: fresh && mark
+	:: fresh && !mark ->
+#endif
+#if (COMMANDS > 0 || defined(CLOSE)) && !defined(MUT_obey)
+		if
+		:: cmd[0] == QUEUED || cmd[1] == QUEUED || cmd[FINAL] == QUEUED
+		:: else -> more = false; goto unstepped
+		fi
+#else
+		more = false; goto unstepped
+#endif
+	fi;
+	step();
+	if
+#ifdef MUT_afterlast
+	:: OVER -> owned = false; goto rise
+#else
+	:: OVER -> goto rise /* never released again */
+#endif
+	:: else
+	fi;
+unstepped:
+#ifdef MUT_unasked
+	if
+	:: fresh -> goto askednot
+	:: else
+	fi;
+#endif
+	if
+	:: ENOUGH ->
+		if
+#ifdef MUT_leftovers
+		:: true -> atomic { owned = false; pending = false }
+#else
+		:: more -> handover()
+		:: else ->
+			release();
+			if
+			:: !ok -> handover()
+			:: else
+			fi
+#endif
+		fi;
+		goto rise
+	:: else
+	fi;
+#ifdef MUT_unasked
+askednot:
+#endif
+	fresh = false;
+	if
+	:: more -> goto look
+	:: else
+	fi;
+#ifdef MUT_latecot
+	d = DEADLINE;
+#else
+	atomic { d = DEADLINE; cot = ASLEEP + d };
+#endif
+	leave();
+	if
+#ifdef MUT_cotkept
+	:: !ok -> goto look
+#else
+	:: !ok -> cot = AWAKE; goto look
+#endif
+	:: else
+	fi;
+#ifdef MUT_latecot
+	cot = ASLEEP + d;
+#endif
+#ifndef MUT_bothsleep
+	b = bed;
+	wakebed(0);
+#endif
+	watching = true;
+end_watch:
+	atomic {
+		if
+		:: chair -> chair = false
+		:: packets > 0
+		:: d <= now
+		fi;
+		watching = false
+	}
+#ifndef MUT_cotleft
+	cot = AWAKE;
+#endif
+	goto insist;
+
+rise:
+	atomic { watched = NEVER; assert(cot == AWAKE) }; /* nobody sleeps on a seat that nobody has */
+#ifdef MUT_lateseat
+	ok = (bed == DOZE);
+	seat = false;
+#else
+	seat = false;
+	ok = (bed == DOZE);
+#endif
+	if
+#ifdef MUT_letdoze
+	:: ok && false ->
+#else
+	:: ok ->
+#endif
+		WAKERS(1);
+		atomic {
+			w = (bed == DOZE);
+			if
+			:: w -> bed = AWAKE
+			:: else
+			fi
+		}
+		if
+		:: w -> callthread()
+		:: else
+		fi;
+		WAKERS(-1)
+	:: else
+	fi;
+#ifndef MUT_nohandrise
+	if
+	:: waiters > 0 -> handback()
+	:: else
+	fi;
+#endif
+	goto again;
+
+park:
+	bell[ME] = true;
+	if
+	:: ENOUGH -> bell[ME] = false; goto again
+	:: else
+	fi;
+#ifdef MUT_latecount
+	if
+	:: !seat -> handback()
+	:: else
+	fi;
+	waiters++;
+#else
+	waiters++;
+#ifndef MUT_nohandpark
+	if
+	:: !seat -> handback()
+	:: else
+	fi;
+#endif
+#endif
+	parked[ME] = true;
+end_park:
+	atomic { rung[ME] -> rung[ME] = false; parked[ME] = false };
+	waiters--;
+	goto again;
+
+gone:	skip
+}
+#endif
+
+#ifdef STOP
+/* Stopper: tells waiter 0 to go, as one does who has not the role: its bell, then Nudge. */
+active proctype Stopper() {
+	LOCALS;
+
+	stop = true;
+	ringbell(0);
+	nudge()
 }
 #endif
 
 #if COMMANDS > 0
 /* Commander: has its command run under the role by whoever owns it. */
 active [COMMANDS] proctype Commander() {
-	bool ok, more, w;
-	byte d, n, me;
+	LOCALS;
+	byte me;
 
 	me = _pid % 2; /* any two neighbours differ */
 #ifdef CLOSE
@@ -644,12 +1126,12 @@ active [COMMANDS] proctype Commander() {
 		fi
 	}
 #ifdef MUT_lonecommand
-	take(0, 0, ok);
+	take(0, 0);
 #else
-	take(0, 1, ok);
+	take(0, 1);
 #endif
 	if
-	:: ok -> settle(more, ok, d, n, w)
+	:: ok -> settle()
 	:: else
 	fi;
 	cmd[me] >= DONE;
@@ -660,20 +1142,33 @@ done:	skip
 #ifdef CLOSE
 /* Closer: the last command; whoever runs it keeps the role for ever. */
 active proctype Closer() {
-	bool ok, more, w;
-	byte d, n;
+	LOCALS;
 
 	cmd[FINAL] = QUEUED;
-	take(0, 1, ok);
+	take(0, 1);
 	if
-	:: ok -> settle(more, ok, d, n, w)
+	:: ok -> settle()
 	:: else
 	fi;
-	cmd[FINAL] == DONE;
+	OVER;
 #ifndef MUT_untold
 	wake();
+	callthread();
 #endif
 	exited;
+#ifdef WATCHERS
+#ifndef MUT_leaveseated
+	do
+	:: seat ->
+#ifndef MUT_letsit
+		wakechair()
+#else
+		!seat
+#endif
+	:: else -> break
+	od;
+#endif
+#endif
 	bed = AWAKE;
 #ifndef MUT_latewake
 	wakers == 0;
@@ -686,17 +1181,33 @@ active proctype Closer() {
 active proctype Clock() {
 end:
 	do
+#ifdef LONGNAP
+	:: timeout && napping ->
+		assert(waiters == 0 || seat); /* who parks does not wait for the end of a nap */
+		napover = true
+	:: timeout && !napping ->
+#else
 	:: timeout ->
-		assert(!parked || cqe == 0);
+#endif
+		assert(!parked[0] || cqe[0] == 0);
+		assert(!parked[1] || cqe[1] == 0);
+		assert(!watching || cqe[watched] == 0);
 #ifdef CLOSE
 		assert(freed && exited && cmd[0] != QUEUED);
+		assert(!seat && !watching);
 #else
-		assert(sleeping && !owned && !pending);
+		assert(sleeping != watching && dozing == watching && seat == watching);
+		assert(!owned && !pending);
 		assert(!mark && work == 0);
 		assert(packets == 0);
 		assert(deadline > now);
 		assert(cmd[0] != QUEUED && cmd[1] != QUEUED);
-		assert(!parked);
+#ifdef STOP
+		assert(!parked[0] && watched != 0);
+#endif
+#ifndef WATCHERS
+		assert(!parked[0]);
+#endif
 #endif
 		if
 		:: now < EPOCHS -> now++

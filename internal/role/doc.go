@@ -64,6 +64,7 @@
 // thread writes dozing, then looks at the seat; and it gives up the seat, then counts the
 // parked, while a parking waiter counts itself, then looks at the seat.
 //
-// docs/model/role.pml proves this, but for the watcher, exhaustively for a few of each kind, and fails for each of
-// some twenty ways of getting it wrong. The names in this package are those of the model.
+// docs/model/role.pml proves this, the watcher included, exhaustively for a few of each kind,
+// and fails for each of some forty ways of getting it wrong. The names in this package are
+// those of the model.
 package role
