@@ -48,7 +48,7 @@ type apart struct {
 }
 
 // Calibrate measures the round trip of a cache line between two CPUs, in some 10 ms. It is 0
-// where threads cannot be held to CPUs or one of the CPUs never comes to it.
+// where threads cannot be held to CPUs or two seconds are not enough, because others have the CPUs.
 func Calibrate(cpus [2]int) time.Duration {
 	var there, back apart
 	var stop atomic.Bool
@@ -87,6 +87,9 @@ func Calibrate(cpus [2]int) time.Duration {
 	for i := int64(1); i <= rounds; i++ {
 		if i == warmRounds {
 			begin = time.Now()
+		}
+		if i%64 == 0 && time.Now().After(limit) {
+			return 0 // neither waits for long, but both wait for their CPUs
 		}
 		there.n.Store(i)
 		for spins := 1; back.n.Load() != i; spins++ {

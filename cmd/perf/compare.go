@@ -227,6 +227,9 @@ func separate(list []measurement) (together, apart []measurement) {
 
 // measure runs every measurement once in each round.
 func (e *arena) measure(ctx context.Context, list []measurement) {
+	if len(list) == 0 {
+		return
+	}
 	for _, m := range list {
 		if m.prepare != nil && ctx.Err() == nil {
 			m.prepare(ctx, e)
