@@ -3,12 +3,14 @@ package cm
 import (
 	"fmt"
 	"net/netip"
+	"sync/atomic"
 
 	"github.com/doorbell-rdma/doorbell/roce"
 	"github.com/doorbell-rdma/doorbell/verbs"
 )
 
-// ConnID names a connection on this side: its local communication ID, random and never 0.
+// ConnID names a connection on this side: its local communication ID, random and never 0. With
+// several CMs its low bits name the CM (Config.Wire).
 type ConnID uint32
 
 // String prints eight hex digits, as captures show communication IDs.
@@ -59,8 +61,28 @@ type CM struct {
 
 // listener is a service ID that accepts REQs.
 type listener struct {
-	// halfOpen counts its connections between REQ and RTU.
+	// halfOpen counts its connections between REQ and RTU here, total those of all CMs that
+	// listen together.
 	halfOpen int
+	total    *HalfOpen
+}
+
+// HalfOpen counts the connections between REQ and RTU of a service that several CMs listen for.
+type HalfOpen struct{ n atomic.Int32 }
+
+// enter takes a place if there are fewer than room.
+func (h *HalfOpen) enter(room int) bool {
+	if h.n.Add(1) <= int32(room) {
+		return true
+	}
+	h.n.Add(-1)
+	return false
+}
+
+// leave gives the place of a connection back.
+func (l *listener) leave() {
+	l.halfOpen--
+	l.total.n.Add(-1)
 }
 
 // New returns a CM without connections or listeners. Config.Rand must be set.
@@ -69,7 +91,7 @@ func New(cfg Config) *CM {
 		panic("BUG: cm: Config.Rand is nil")
 	}
 	return &CM{
-		cfg: cfg.withDefaults(), idMask: ^uint32(0),
+		cfg: cfg.withDefaults(), idMask: ^uint32(0), strangers: strangers{share: cfg.Wires},
 		listeners: make(map[roce.SID]*listener),
 		conns:     make(map[ConnID]*conn),
 		byPeer:    make(map[peerID]*conn),
@@ -79,11 +101,14 @@ func New(cfg Config) *CM {
 }
 
 // Listen lets REQs for a service ID in. It fails with ErrServiceInUse.
-func (c *CM) Listen(service roce.SID) error {
+func (c *CM) Listen(service roce.SID) error { return c.ListenShared(service, new(HalfOpen)) }
+
+// ListenShared is Listen for one of several CMs that share a backlog: total is the same for all.
+func (c *CM) ListenShared(service roce.SID, total *HalfOpen) error {
 	if c.listeners[service] != nil {
 		return ErrServiceInUse
 	}
-	c.listeners[service] = new(listener)
+	c.listeners[service] = &listener{total: total}
 	return nil
 }
 

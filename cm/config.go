@@ -35,6 +35,14 @@ type Config struct {
 	// one is rejected (invalid GID). Nil accepts every REQ that has arrived.
 	Ours func(netip.Addr) bool
 
+	// Wires is how many CMs a device has, a power of two, and Wire which of them this is: its
+	// communication and request IDs have that number in their low bits, so that who receives a
+	// MAD knows whose it is (see Owner). 0 and 0 for one alone. Each gets its share of what
+	// is spent on strangers.
+	Wire, Wires int
+	// Peers is what the CMs of a device know together; nil for one alone.
+	Peers Peers
+
 	// RetryInitial is the time until REQ, REP and DREQ are first repeated; it doubles
 	// with each repetition up to RetryMax. 20 ms and 1 s.
 	RetryInitial, RetryMax time.Duration
@@ -82,6 +90,7 @@ func (c Config) withDefaults() Config {
 		}
 	}
 	c.RetryMax = max(c.RetryMax, c.RetryInitial)
+	c.Wires = max(c.Wires, 1)
 	if c.Backlog <= 0 {
 		c.Backlog = DefaultBacklog
 	}

@@ -153,7 +153,7 @@ func (c *CM) setState(cn *conn, to State) {
 		panic(fmt.Sprintf("BUG: cm: transition %v to %v", cn.state, to))
 	}
 	if cn.listener != nil && (to == Connected || to == Rejecting || to == Timewait) {
-		cn.listener.halfOpen--
+		cn.listener.leave()
 		cn.listener = nil
 	}
 	cn.state = to
@@ -164,7 +164,7 @@ func (c *CM) setState(cn *conn, to State) {
 // 2^32 are taken, and leaves IDs as hard to guess.
 func (c *CM) newConn() *conn {
 	for i, start := uint32(0), c.cfg.Rand(); i < idProbes; i++ {
-		id := ConnID((start + i) & c.idMask)
+		id := ConnID(c.cfg.ours(start+i*uint32(c.cfg.Wires)) & c.idMask)
 		if id == 0 || c.conns[id] != nil {
 			continue
 		}
@@ -184,6 +184,9 @@ func (c *CM) learnPeer(cn *conn, guid uint64, remote uint32, qpn verbs.QPN) {
 	c.byPeer[cn.peerKey()] = cn
 	c.byQPN[cn.qpnKey()] = cn
 	cn.indexed = true
+	if c.cfg.Peers != nil {
+		c.cfg.Peers.Claim(cn.qpnKey().peerQP(), cn.id)
+	}
 }
 
 // end moves a connection to Rejecting or Timewait and starts the wait there. Whatever
@@ -196,6 +199,9 @@ func (c *CM) end(now verbs.Instant, cn *conn, to State) {
 	if cn.indexed {
 		delete(c.byQPN, cn.qpnKey())
 		cn.indexed = false
+		if c.cfg.Peers != nil {
+			c.cfg.Peers.Release(cn.qpnKey().peerQP(), cn.id)
+		}
 	}
 	wait := c.cfg.TimeWait
 	if to == Timewait && cn.pending&sendRTU == 0 {

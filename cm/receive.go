@@ -104,6 +104,10 @@ func (c *CM) handleREQ(in input, m *roce.REQ) {
 		c.stale(in.now, old)
 		return
 	}
+	if c.cfg.Peers != nil && c.cfg.Peers.Stale(PeerQP{m.LocalCAGUID, gid, m.LocalQPN}) {
+		reject(verbs.RejectStaleConn, nil)
+		return
+	}
 	if want := roce.AddrFromGID(m.Primary.RemoteGID); c.cfg.Ours != nil && !c.cfg.Ours(want) {
 		ours := roce.GIDFromAddr(in.to)
 		reject(verbs.RejectInvalidGID, ours[:])
@@ -136,15 +140,16 @@ func (c *CM) handleREQ(in input, m *roce.REQ) {
 	case !goodQPN(m.LocalQPN) || header > 0 && ip.Decode(m.PrivateData) != nil:
 		reject(verbs.RejectUnsupportedRequest, nil)
 		return
-	case l.halfOpen >= c.strangers.room(c.cfg.Backlog, in.from.Addr()):
-		c.drop(DropBacklog)
-		return
 	case c.events.len() >= maxEventsPerBacklog*c.cfg.Backlog:
 		c.drop(DropEvents)
+		return
+	case !l.total.enter(c.strangers.room(c.cfg.Backlog, in.from.Addr())):
+		c.drop(DropBacklog)
 		return
 	}
 	cn := c.newConn()
 	if cn == nil {
+		l.total.n.Add(-1)
 		c.drop(DropIDs)
 		return
 	}
@@ -291,7 +296,8 @@ func (c *CM) acceptREP(in input, cn *conn, m *roce.REP) {
 		c.drop(DropMalformed)
 		return
 	}
-	if old := c.byQPN[peerID{m.LocalCAGUID, gid, uint32(m.LocalQPN)}]; old != nil {
+	old := c.byQPN[peerID{m.LocalCAGUID, gid, uint32(m.LocalQPN)}]
+	if old != nil || c.cfg.Peers != nil && c.cfg.Peers.Stale(PeerQP{m.LocalCAGUID, gid, m.LocalQPN}) {
 		// As with a REQ: the peer's QP is new, so the old connection is dead there. Linux
 		// rejects the REP as well, and so the program has to try again.
 		cn.remote = m.LocalCommID
@@ -299,7 +305,9 @@ func (c *CM) acceptREP(in input, cn *conn, m *roce.REP) {
 		c.emit(cn, Event{Type: Rejected, Reason: verbs.RejectStaleConn})
 		c.send(cn, sendREJ)
 		c.end(in.now, cn, Rejecting)
-		c.stale(in.now, old)
+		if old != nil {
+			c.stale(in.now, old)
+		}
 		return
 	}
 	c.setState(cn, RepRcvd)

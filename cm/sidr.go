@@ -117,7 +117,7 @@ func (c *CM) ResolveSIDR(now verbs.Instant, p SIDRParams) (SIDRID, error) {
 	}
 	id := SIDRID(0)
 	for id == 0 || c.queries[id] != nil {
-		id = SIDRID(c.cfg.Rand())
+		id = SIDRID(c.cfg.ours(c.cfg.Rand()))
 	}
 	private := make([]byte, header+len(p.PrivateData))
 	if header > 0 {

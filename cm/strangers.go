@@ -10,6 +10,8 @@ import (
 // strangers rations what is done for addresses that have not shown that they receive what we
 // send to them; the package comment tells why and how.
 type strangers struct {
+	// share is how many CMs have a purse each, of which every one is the smaller; 0 means 1.
+	share int
 	// known counts, for each address, the connections that were established with it and are
 	// not forgotten yet.
 	known map[netip.Addr]int
@@ -63,13 +65,15 @@ func (s *strangers) afford(now verbs.Instant, cn *conn) bool {
 	if s.known[cn.path.Remote.Addr().WithZone("")] > 0 {
 		return true
 	}
+	share := max(s.share, 1)
+	refill := refill * time.Duration(share)
 	if n := now.Sub(s.at) / refill; n >= time.Duration(s.spent) {
 		s.spent, s.at = 0, now
 	} else if n > 0 {
 		s.spent -= int(n)
 		s.at = s.at.Add(n * refill)
 	}
-	if s.spent >= purse {
+	if s.spent >= purse/share {
 		return false
 	}
 	s.spent++
