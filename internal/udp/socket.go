@@ -37,6 +37,8 @@ type Config struct {
 	// NoGSO and NoGRO keep off the sending and receiving of trains, NoBatch the system
 	// calls for several messages. For kernels and drivers that offer them broken.
 	NoGSO, NoGRO, NoBatch bool
+
+	shared bool // of several on one port, and not the first
 }
 
 // bufferSize resolves RecvBuffer and SendBuffer; 0 means leave it.

@@ -106,6 +106,11 @@ func (s *Socket) setUp(cfg Config) error {
 	s.recvBuffer = s.setBuffer("receive", "net.core.rmem_max", cfg.RecvBuffer, unix.SO_RCVBUF, unix.SO_RCVBUFFORCE)
 	s.sendBuffer = s.setBuffer("send", "net.core.wmem_max", cfg.SendBuffer, unix.SO_SNDBUF, unix.SO_SNDBUFFORCE)
 	s.probe(cfg)
+	if cfg.shared {
+		if err := s.share(); err != nil {
+			return err
+		}
+	}
 	if err := s.bind(cfg.Bind); err != nil {
 		return fmt.Errorf("bind: %w", err)
 	}
