@@ -92,6 +92,10 @@ func (c *CQ) Overrun() bool { return c.overrun.Load() }
 // Full is Overrun as the wire's owner knows it, who knows it first.
 func (c *CQ) Full() bool { return c.full }
 
+// Fail makes the lane take no more, because another lane of its completion queue has lost a
+// completion: the queue pairs fail with their next. The wire's owner calls it.
+func (c *CQ) Fail() { c.full = true }
+
 // Resize gives the lane room for at least depth completions, keeping those it holds and their
 // order. It returns false, and changes nothing, when it holds more than depth, or has lost
 // one. The wire's owner calls it with nothing waiting for Commit and while nobody polls.
