@@ -135,6 +135,11 @@ func (w *Wire) Dial(now verbs.Instant, q *QP, p DialParam) (*Conn, error) {
 // Listen makes REQs for a service become ConnRequest calls.
 func (w *Wire) Listen(service roce.SID) error { return w.cm.Listen(service) }
 
+// ListenShared is Listen for one of several wires that share a backlog; see cm.CM.ListenShared.
+func (w *Wire) ListenShared(service roce.SID, total *cm.HalfOpen) error {
+	return w.cm.ListenShared(service, total)
+}
+
 // Unlisten stops that; requests not answered yet are the caller's to reject.
 func (w *Wire) Unlisten(service roce.SID) { w.cm.Unlisten(service) }
 
@@ -185,11 +190,15 @@ func (w *Wire) Negotiate(c *Conn, p ConnParam) error {
 
 // AcceptRaw sends the REP for a queue pair that the caller has moved to where it wants it,
 // usually RTR, with the attributes of Negotiate.
+//
+// The queue pair may be another wire's, for the program made it before it knew the wire of the
+// connection. Then the connection does not know it (QP returns nil), and the caller calls
+// Agree under that wire's owner.
 func (w *Wire) AcceptRaw(now verbs.Instant, c *Conn, q *QP, private []byte) error {
 	if c.state != connRequested || !c.params.Raw {
 		return fmt.Errorf("accept: %w", ErrConnState)
 	}
-	if q.conn != nil {
+	if q.w == w && q.conn != nil {
 		return fmt.Errorf("wire: accept: %w", verbs.ErrBadState)
 	}
 	if q.q.Type() != c.typ {
@@ -198,9 +207,16 @@ func (w *Wire) AcceptRaw(now verbs.Instant, c *Conn, q *QP, private []byte) erro
 	return w.sendREP(now, c, q, private)
 }
 
+// Agree has a queue pair of this wire use what the peer offered to a connection of another.
+func (w *Wire) Agree(q *QP, c *Conn) {
+	if c.offered && !c.params.NoExtension {
+		w.agree(q, c.peerExt)
+	}
+}
+
 func (w *Wire) sendREP(now verbs.Instant, c *Conn, q *QP, private []byte) error {
 	with := w.offer(private, roce.REPPrivateLen, uint32(q.Num()), c.offered && !c.params.NoExtension)
-	if len(with) > len(private) {
+	if len(with) > len(private) && q.w == w {
 		w.agree(q, c.peerExt)
 	}
 	err := w.cm.Accept(now, c.id, cm.RepParams{
@@ -209,7 +225,10 @@ func (w *Wire) sendREP(now verbs.Instant, c *Conn, q *QP, private []byte) error 
 		RNRRetry: c.params.RNRRetry, SRQ: q.q.SRQ() != nil, PrivateData: with,
 	})
 	if err == nil {
-		c.qp, q.conn, c.state = q, c, connAccepted
+		c.state = connAccepted
+		if q.w == w {
+			c.qp, q.conn = q, c
+		}
 	}
 	return err
 }

@@ -96,7 +96,8 @@ func (w *Wire) agree(q *QP, x extension) {
 	p.agreed = x
 	caps := w.link.Caps()
 	p.window.Configure(qp.WindowConfig{
-		Initial: min(int(x.buffer/4), maxWindow/2), Max: min(int(x.buffer/2), maxWindow), PSNs: extPSNs,
+		// Our other wires may send to the same socket, and each has a window of its own.
+		Initial: min(int(x.buffer/4)/w.cfg.Wires, maxWindow/2), Max: min(int(x.buffer/2)/w.cfg.Wires, maxWindow), PSNs: extPSNs,
 		Reads:  min(caps.RecvBuffer/4, maxWindow),
 		Trains: x.trains && caps.MaxSegs > 1,
 	})

@@ -23,9 +23,10 @@ var ErrNoQPN = errors.New("wire: no queue pair number left")
 const (
 	slotBits    = 17
 	variantBits = 3
-	wireShift   = slotBits + variantBits
+	// Shift is how far a number is shifted to leave its wire's index.
+	Shift = slotBits + variantBits
 	// MaxWires is the number of wires that a port's numbers can tell apart.
-	MaxWires = 1 << (24 - wireShift)
+	MaxWires = 1 << (24 - Shift)
 	// MaxQP is the number of queue pairs of one wire.
 	MaxQP = 1<<slotBits - 2
 
@@ -53,7 +54,7 @@ type qpSlot struct {
 }
 
 func newQPTable(wire uint32, random uint32) qpTable {
-	return qpTable{prefix: wire << wireShift, offset: random & slotMask, maxSlot: MaxQP}
+	return qpTable{prefix: wire << Shift, offset: random & slotMask, maxSlot: MaxQP}
 }
 
 // number returns the QPN of a slot, or false for the reserved numbers 0, 1 and 0xFFFFFF.

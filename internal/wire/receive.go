@@ -64,6 +64,9 @@ func (w *Wire) receiveDatagram(now verbs.Instant, rx *link.Rx, b []byte, seg int
 		return
 	}
 	if p.DestQP == verbs.QPNGSI {
+		if w.cfg.Wires > 1 && w.misdirected(Owner(b, w.cfg.Wires), rx, b, seg) {
+			return
+		}
 		w.receiveGSI(now, rx, b, seg)
 		return
 	}
@@ -73,7 +76,9 @@ func (w *Wire) receiveDatagram(now verbs.Instant, rx *link.Rx, b []byte, seg int
 	}
 	q := w.qps.find(p.DestQP)
 	if q == nil {
-		w.receiveLate(now, rx, b, seg)
+		if !w.misdirected(int(p.DestQP>>Shift), rx, b, seg) {
+			w.receiveLate(now, rx, b, seg)
+		}
 		return
 	}
 	if !transportFits(p.Opcode, q.q.Type()) {

@@ -52,8 +52,12 @@ type Config struct {
 	Upcalls Upcalls
 	// Rand returns numbers that peers cannot predict.
 	Rand func() uint32
-	// Index is the wire's number on its port, below MaxWires.
+	// Index is the wire's number on its port, below Wires.
 	Index int
+	// Wires is how many the port has: a power of two up to MaxWires; 0 means 1. With more than
+	// one Siblings is required.
+	Wires    int
+	Siblings Siblings
 	// GUID identifies the device to connection managers.
 	GUID uint64
 	// CM sets the timers of connection management; GUID, UDPPort and Rand are filled in.
@@ -71,6 +75,9 @@ type Counters struct {
 	TrainsOut, TrainsIn atomic.Uint64
 	// Drops of received datagrams, by reason.
 	DropTruncated, DropDecode, DropPKey, DropNoQP, DropTransport, DropAddress, DropICRC, DropQKey, DropGSI atomic.Uint64
+	// Misdirected counts datagrams that were another wire's of the port and were given to it,
+	// DropMisdirected those that it had no room for.
+	Misdirected, DropMisdirected atomic.Uint64
 	// SolvedIDs counts datagrams whose IPv4 Identification had to be solved for, FarIDs
 	// those solved far from the peer's earlier ones, and those refused for it (DropICRC).
 	SolvedIDs, FarIDs atomic.Uint64
@@ -121,8 +128,15 @@ func New(cfg Config) (*Wire, error) {
 	if cfg.Link == nil || cfg.Mem == nil || cfg.Upcalls == nil || cfg.Rand == nil {
 		return nil, errors.New("wire: Link, Mem, Upcalls and Rand are required")
 	}
-	if cfg.Index < 0 || cfg.Index >= MaxWires {
-		return nil, fmt.Errorf("wire: index %d, want 0 to %d", cfg.Index, MaxWires-1)
+	cfg.Wires = max(cfg.Wires, 1)
+	if cfg.Wires > MaxWires || cfg.Wires&(cfg.Wires-1) != 0 {
+		return nil, fmt.Errorf("wire: one of %d wires, want a power of two up to %d", cfg.Wires, MaxWires)
+	}
+	if cfg.Index < 0 || cfg.Index >= cfg.Wires {
+		return nil, fmt.Errorf("wire: index %d, want 0 to %d", cfg.Index, cfg.Wires-1)
+	}
+	if cfg.Wires > 1 && cfg.Siblings == nil {
+		return nil, errors.New("wire: Siblings is required")
 	}
 	if cfg.MaxMTU == 0 {
 		cfg.MaxMTU = verbs.MTU4096
@@ -141,6 +155,10 @@ func New(cfg Config) (*Wire, error) {
 	w.from.seed = uint64(cfg.Rand())<<32 | uint64(cfg.Rand())
 	cc := cfg.CM
 	cc.GUID, cc.UDPPort, cc.Rand = cfg.GUID, w.local.Port(), cfg.Rand
+	cc.Wire, cc.Wires = cfg.Index, cfg.Wires
+	if cfg.Wires > 1 {
+		cc.Peers = cfg.Siblings
+	}
 	if a := w.local.Addr(); !a.IsUnspecified() {
 		cc.Ours = func(b netip.Addr) bool { return a == b }
 	}

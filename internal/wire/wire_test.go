@@ -445,7 +445,7 @@ func TestQPNumbersRunOut(t *testing.T) {
 			}
 			break
 		}
-		if n>>wireShift != 3 {
+		if n>>Shift != 3 {
 			t.Fatalf("number %v does not name wire 3", n)
 		}
 		got = append(got, n)
