@@ -29,6 +29,7 @@ type deviceFlags struct {
 	noGRO   bool
 	rcvbuf  int
 	sndbuf  int
+	wires   int
 	capture string
 	port    uint16
 }
@@ -48,11 +49,13 @@ func (d *deviceFlags) register(cmd *cobra.Command) {
 // registerDevice adds the flags of the device alone.
 func (d *deviceFlags) registerDevice(cmd *cobra.Command) {
 	f := cmd.Flags()
+	d.wires = 1
 	f.StringVar(&d.bind, "bind", "", "our `ADDR[:UDPPORT]`; default all addresses, UDP port 4791")
 	f.BoolVar(&d.noGSO, "no-gso", false, "send datagrams one by one, without segmentation offload")
 	f.BoolVar(&d.noGRO, "no-gro", false, "receive datagrams one by one, without receive offload")
 	f.Var(whole[int]{&d.rcvbuf, 0, 1 << 30}, "rcvbuf", "socket receive buffer in bytes; 0 asks for 4 MiB")
 	f.Var(whole[int]{&d.sndbuf, 0, 1 << 30}, "sndbuf", "socket send buffer in bytes; 0 asks for 4 MiB")
+	f.Var(whole[int]{&d.wires, 1, 16}, "wires", "sockets and threads of the device, for many queue pairs and more than two cores; 1, 2, 4, 8 or 16")
 	f.StringVar(&d.capture, "capture", "", "write all packets of this device to `FILE.pcap`; slows it down")
 }
 
@@ -67,7 +70,7 @@ func (d *deviceFlags) options() bench.Options {
 // config checks the flags and makes a device's configuration of them.
 func (d *deviceFlags) config() (transport.Config, error) {
 	cfg := transport.Config{
-		RecvBuffer: d.rcvbuf, SendBuffer: d.sndbuf, NoGSO: d.noGSO, NoGRO: d.noGRO, ConnectTimeout: connectTimeout,
+		Wires: d.wires, RecvBuffer: d.rcvbuf, SendBuffer: d.sndbuf, NoGSO: d.noGSO, NoGRO: d.noGRO, ConnectTimeout: connectTimeout,
 	}
 	if d.wait == "block" || d.events {
 		cfg.Spin = -1

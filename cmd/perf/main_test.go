@@ -256,6 +256,7 @@ func TestUsage(t *testing.T) {
 		"-s": "from 0 to 1073741824", "-n": "from 1 to 10000000000", "-t": "from 1 to 16384", "-r": "from 1 to 16384",
 		"-q": "from 1 to 1024", "-Q": "from 1 to 1024", "-l": "from 1 to 1024", "-p": "from 1 to 65535",
 		"-I": "from 0 to 1024", "-D": "from 0.001 to 86400", "--rcvbuf": "from 0 to 1073741824", "--sndbuf": "from 0 to 1073741824",
+		"--wires": "from 1 to 16",
 	}
 	for flag, limits := range numeric {
 		for _, v := range []string{"-1", "abc", "", "10k", "0x10", "1e3", "99999999999999999999", "+", " 5"} {
