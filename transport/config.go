@@ -29,6 +29,17 @@ type Config struct {
 	RecvBuffer, SendBuffer int
 	// NoGSO and NoGRO switch segmentation and receive offload off.
 	NoGSO, NoGRO bool
+	// Wires is into how many wires the device is divided, each with a socket, a thread and
+	// queue pairs of its own: a power of two up to 16; 0 means 1. More than one needs Linux, or
+	// Open fails with an error that matches errors.ErrUnsupported.
+	//
+	// It pays where one core cannot do the work of many busy queue pairs and there are cores
+	// left, or to keep queue pairs with small messages from standing behind bulk: what happens on
+	// one wire waits for nothing on another. Queue pairs take turns at the wires as they are made;
+	// a completion queue drives the wires of its queue pairs only. It costs a receive buffer
+	// (RecvBuffer), 2 MiB of other buffers and a thread for each wire, completion queues that
+	// take as many times the memory, and messages that are acknowledged and sent in smaller batches.
+	Wires int
 	// MaxMTU bounds the path MTU of connections; 0 means what the interface carries.
 	MaxMTU verbs.MTU
 	// Spin is how long a wait polls before it sleeps: 0 means 50 us, negative not at all.
@@ -63,6 +74,14 @@ func (c *Config) bind() netip.AddrPort {
 		port = Port
 	}
 	return netip.AddrPortFrom(addr, port)
+}
+
+func (c *Config) wires() (int, error) {
+	n := max(c.Wires, 1)
+	if c.Wires < 0 || n > wire.MaxWires || n&(n-1) != 0 {
+		return 0, fmt.Errorf("transport: open: Wires is %d, want a power of two from 1 to %d", c.Wires, wire.MaxWires)
+	}
+	return n, nil
 }
 
 func (c *Config) spin() time.Duration {

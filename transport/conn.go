@@ -39,7 +39,7 @@ func (d *Device) Dial(ctx context.Context, to netip.AddrPort, p ConnParam) (*QP,
 		return nil, err
 	}
 	wp.MTU = min(wp.MTU, d.pathMTU(path.Local))
-	q, err := d.connQP(&p, &wp)
+	q, err := d.connQP(&p, &wp, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -111,8 +111,9 @@ func (d *Device) pathMTU(local netip.Addr) verbs.MTU {
 	return m
 }
 
-// connQP makes the queue pair of a connection, in INIT with its receives posted.
-func (d *Device) connQP(p *ConnParam, wp *wire.ConnParam) (*QP, error) {
+// connQP makes the queue pair of a connection, in INIT with its receives posted, on the wire that
+// has the connection; nil for any.
+func (d *Device) connQP(p *ConnParam, wp *wire.ConnParam, on *port) (*QP, error) {
 	pd := p.PD
 	if pd == nil {
 		pd = d.pd
@@ -132,7 +133,7 @@ func (d *Device) connQP(p *ConnParam, wp *wire.ConnParam) (*QP, error) {
 			recvCQ = c
 		}
 	}
-	q, err := d.newQP(pd, QPConfig{Type: p.Type, SendCQ: sendCQ, RecvCQ: recvCQ, SRQ: p.SRQ, Cap: p.Cap, SQSigAll: p.SQSigAll})
+	q, err := d.newQP(pd, QPConfig{Type: p.Type, SendCQ: sendCQ, RecvCQ: recvCQ, SRQ: p.SRQ, Cap: p.Cap, SQSigAll: p.SQSigAll}, on)
 	if err != nil {
 		for _, c := range own {
 			_ = c.Close()
@@ -183,6 +184,9 @@ type Listener struct {
 	service roce.SID
 	// queue holds the requests that wait for Next: as many as the connection manager lets in.
 	queue chan *ConnRequest
+	mu    sync.Mutex // held while something is put into queue
+	// halfOpen is the backlog that the wires share.
+	halfOpen cm.HalfOpen
 
 	once sync.Once
 	done chan struct{}
@@ -212,7 +216,7 @@ func (d *Device) Listen(addr netip.AddrPort) (*Listener, error) {
 	d.listeners[l.service] = l
 	d.mu.Unlock()
 	for _, p := range d.ports {
-		if err := p.do(func() error { return p.wire.Listen(l.service) }); err != nil {
+		if err := p.do(func() error { return p.wire.ListenShared(l.service, &l.halfOpen) }); err != nil {
 			_ = l.Close() // the reason to report is err
 			return nil, fmt.Errorf("transport: listen on service port %d: %w", addr.Port(), err)
 		}
@@ -254,6 +258,8 @@ func (l *Listener) next(ctx context.Context) (*ConnRequest, error) {
 // connection manager lets in no more than the queue holds, but does not count those whose peers
 // have given up; they make room.
 func (l *Listener) offer(r *ConnRequest) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	if l.push(r) {
 		return true
 	}
@@ -346,7 +352,7 @@ func (r *ConnRequest) Accept(ctx context.Context, p ConnParam) (*QP, error) {
 		return nil, err
 	}
 	wp.MTU = min(wp.MTU, d.pathMTU(r.conn.Path.Local))
-	q, err := d.connQP(&p, &wp)
+	q, err := d.connQP(&p, &wp, r.port)
 	if err != nil {
 		return nil, err
 	}

@@ -3,6 +3,7 @@ package transport
 import (
 	"context"
 	"fmt"
+	"math/bits"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -25,6 +26,11 @@ type CQ struct {
 	mu   sync.Mutex // held while completions are taken out
 	next int        // the lane to look at first
 
+	// wires is the set of wires that may bring something: those of the queue pairs, or all while
+	// there are none. on counts the queue pairs of each wire; written under mu.
+	wires atomic.Uint32
+	on    []int32
+
 	users  atomic.Int32 // queue pairs
 	closed atomic.Bool  // by Close, or with the device
 	ended  atomic.Bool  // by Close
@@ -39,7 +45,8 @@ func (d *Device) CreateCQ(depth int) (*CQ, error) {
 	if err := checkDepth(depth); err != nil {
 		return nil, err
 	}
-	c := &CQ{dev: d, num: d.lastNum.Add(1)}
+	c := &CQ{dev: d, num: d.lastNum.Add(1), on: make([]int32, len(d.ports))}
+	c.wires.Store(d.allWires())
 	for range d.ports {
 		lane := qp.NewCQ(depth)
 		lane.Tag = c
@@ -68,8 +75,59 @@ func (c *CQ) Poll(wc []verbs.WC) int {
 	if n := c.take(wc); n > 0 || len(wc) == 0 {
 		return n
 	}
-	c.dev.drive()
+	c.drive()
 	return c.take(wc)
+}
+
+// drive lets each wire that may bring something make one step, if nobody else drives it. The
+// others are left alone: what they have to do is not what the caller waits for.
+func (c *CQ) drive() {
+	for set := c.wires.Load(); set != 0; set &= set - 1 {
+		c.dev.ports[bits.TrailingZeros32(set)].drive()
+	}
+}
+
+// attach counts a queue pair in, before it exists; detach counts it out.
+func (c *CQ) attach(p *port) {
+	c.users.Add(1)
+	c.count(p, 1)
+}
+
+func (c *CQ) detach(p *port) {
+	c.count(p, -1)
+	c.users.Add(-1)
+}
+
+func (c *CQ) count(p *port, n int32) {
+	if len(c.on) == 1 {
+		return // the set does not change
+	}
+	c.mu.Lock()
+	c.on[p.index] += n
+	var set uint32
+	for i, n := range c.on {
+		if n > 0 {
+			set |= 1 << i
+		}
+	}
+	if set == 0 {
+		set = c.dev.allWires()
+	}
+	changed := c.wires.Swap(set) != set
+	c.mu.Unlock()
+	if changed {
+		c.stir() // who sleeps does so on behalf of the wires that there were
+	}
+}
+
+// seat returns the socket that a waiter may sleep on: there is one if only one wire can bring
+// anything.
+func (c *CQ) seat() *watch {
+	set := c.wires.Load()
+	if set&(set-1) != 0 {
+		return nil
+	}
+	return c.dev.ports[bits.TrailingZeros32(set)].watch
 }
 
 func (c *CQ) take(wc []verbs.WC) (n int) {
@@ -145,13 +203,13 @@ func (c *CQ) await(ctx context.Context, bell *park.Bell, ready func(*CQ) bool) e
 		if c.dev.spin > 0 && c.spin(ctx, ready) {
 			continue
 		}
-		if w := c.dev.ports[0].watch; w != nil && w.wait(ctx, c, ready) {
+		if w := c.seat(); w != nil && w.wait(ctx, c, ready) {
 			continue
 		}
 		// Armed first, looked at again after: what happens from now on rings.
 		ticket := bell.Arm()
 		if c.dev.spin > 0 {
-			c.dev.drive()
+			c.drive()
 		}
 		if ready(c) || c.stopped(ctx) != nil {
 			bell.Disarm()
@@ -163,8 +221,14 @@ func (c *CQ) await(ctx context.Context, bell *park.Bell, ready func(*CQ) bool) e
 
 // sleep parks until the bell rings or ctx ends; await finds out which.
 func (c *CQ) sleep(ctx context.Context, bell *park.Bell, ticket park.Ticket) {
-	c.dev.park()
-	defer c.dev.unpark()
+	// The wires' threads take over from us.
+	set := c.wires.Load()
+	for i, p := range c.dev.ports {
+		if set&(1<<i) != 0 {
+			p.role.Park()
+			defer p.role.Unpark()
+		}
+	}
 	if c.dev.seats.TryTake() {
 		defer c.dev.seats.Leave()
 		_ = bell.SleepThread(ctx, ticket, -1)
@@ -182,7 +246,7 @@ func (c *CQ) spin(ctx context.Context, ready func(*CQ) bool) bool {
 	done := ctx.Done()
 	for start := time.Now(); ; {
 		for range 32 {
-			c.dev.drive()
+			c.drive()
 			if ready(c) {
 				return true
 			}
@@ -203,8 +267,10 @@ func (c *CQ) spin(ctx context.Context, ready func(*CQ) bool) bool {
 // than the owner of the role.
 func (c *CQ) stir() {
 	c.bell.Ring()
-	if w := c.dev.ports[0].watch; w != nil && w.cq.Load() == c {
-		w.p.role.Nudge()
+	for _, p := range c.dev.ports {
+		if w := p.watch; w != nil && w.cq.Load() == c {
+			w.p.role.Nudge()
+		}
 	}
 }
 
@@ -249,22 +315,37 @@ func (c *CQ) Resize(depth int) error {
 	if c.closed.Load() {
 		return ErrClosed
 	}
-	for i, lane := range c.lanes {
-		p := c.dev.ports[i]
-		err := p.do(func() error {
-			switch {
-			case p.wire.ResizeCQ(c.dev.now(), lane, depth):
-				return nil
-			case lane.Full():
-				return ErrCQOverrun
+	if n := c.Len(); n > depth && len(c.lanes) > 1 {
+		return tooFull(n, depth)
+	}
+	for i := range c.lanes {
+		was := c.lanes[i].Cap()
+		if err := c.resize(i, depth); err != nil {
+			for i := range c.lanes[:i] {
+				_ = c.resize(i, was) // they grow again, or have lost a completion since
 			}
-			return fmt.Errorf("transport: resize to %d: the completion queue holds %d", depth, lane.Len())
-		})
-		if err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+func tooFull(n, depth int) error {
+	return fmt.Errorf("transport: resize to %d: the completion queue holds %d", depth, n)
+}
+
+// resize resizes the lane of one wire.
+func (c *CQ) resize(i, depth int) error {
+	p, lane := c.dev.ports[i], c.lanes[i]
+	return p.do(func() error {
+		switch {
+		case p.wire.ResizeCQ(c.dev.now(), lane, depth):
+			return nil
+		case lane.Full():
+			return ErrCQOverrun
+		}
+		return tooFull(lane.Len(), depth)
+	})
 }
 
 // Close ends the queue; waiters return ErrClosed and an event of it that nobody has read is
@@ -282,12 +363,18 @@ func (c *CQ) Close() error {
 }
 
 // failed raises CQ_ERR, once, if the lane of the wire whose role the caller has has lost a
-// completion. Waiters learn of it with the step's commit, once they have taken what is left.
-func (c *CQ) failed() {
-	for _, lane := range c.lanes {
-		if lane.Full() && !c.erred.Swap(true) {
-			c.dev.events.raise(c, verbs.EventCQErr)
-		}
+// completion; the other lanes take none any more. Waiters learn of it with the step's commit, once they have taken what is left.
+func (c *CQ) failed(wire int) {
+	if !c.lanes[wire].Full() || c.erred.Swap(true) {
+		return
+	}
+	c.dev.events.raise(c, verbs.EventCQErr)
+	if len(c.lanes) > 1 {
+		go func() { // it waits for the other wires
+			for i, lane := range c.lanes {
+				_ = c.dev.ports[i].do(func() error { lane.Fail(); return nil }) // a closed wire completes nothing
+			}
+		}()
 	}
 }
 

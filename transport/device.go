@@ -7,6 +7,7 @@ import (
 	"fmt"
 	mrand "math/rand/v2"
 	"net/netip"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -44,6 +45,8 @@ type Device struct {
 	groupMu sync.Mutex     // guards groups, and those of the queue pairs
 	groups  map[joined]int // multicast groups that the sockets are in
 
+	peers *peerIndex // what the wires' connection managers know together; nil with one wire
+
 	mu        sync.RWMutex // guards what follows
 	closed    bool
 	mrs       *mr.Table // its writers; lookups take no lock
@@ -66,6 +69,10 @@ func Open(cfg Config) (*Device, error) {
 	if cfg.MaxMTU != 0 && !cfg.MaxMTU.Valid() {
 		return nil, fmt.Errorf("transport: open: MaxMTU code %d, want 1 (256 bytes) to 5 (4096 bytes)", uint8(cfg.MaxMTU))
 	}
+	wires, err := cfg.wires()
+	if err != nil {
+		return nil, err
+	}
 	d := &Device{
 		cfg: cfg, epoch: time.Now(), spin: cfg.spin(), done: make(chan struct{}),
 		listeners: make(map[roce.SID]*Listener), objects: make(map[shutter]struct{}), lastPD: 1,
@@ -79,21 +86,34 @@ func Open(cfg Config) (*Device, error) {
 	if cfg.Tap != nil {
 		d.tap = newTapQueue(d.epoch, cfg.Tap)
 	}
-	sock, err := udp.Open(udp.Config{
+	socks, err := udp.OpenShared(udp.Config{
 		Bind: cfg.bind(), RecvBuffer: cfg.RecvBuffer, SendBuffer: cfg.SendBuffer, NoGSO: cfg.NoGSO, NoGRO: cfg.NoGRO,
-	})
+	}, wires, steering(wires))
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("transport: open: %w", err), d.closeTap())
 	}
-	d.maxMTU = maxMTU(cfg.MaxMTU, sock.Caps().MTU)
-	p, err := newPort(d, 0, sock)
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("transport: open: %w", err), sock.Close(), d.closeTap())
+	d.maxMTU = maxMTU(cfg.MaxMTU, socks[0].Caps().MTU)
+	if wires > 1 {
+		d.peers = newPeerIndex()
 	}
-	d.ports = []*port{p}
-	p.start()
-	d.log("open", "addr", sock.LocalAddr(), "mtu", d.maxMTU)
-	for _, w := range sock.Warnings() {
+	for i, sock := range socks {
+		p, err := newPort(d, i, sock)
+		if err != nil {
+			for i, s := range socks {
+				if i < len(d.ports) {
+					_ = d.ports[i].poll.Close() // the reason to report is err
+				}
+				_ = s.Close()
+			}
+			return nil, errors.Join(fmt.Errorf("transport: open: %w", err), d.closeTap())
+		}
+		d.ports = append(d.ports, p)
+	}
+	for _, p := range d.ports {
+		p.start()
+	}
+	d.log("open", "addr", d.LocalAddr(), "wires", wires, "mtu", d.maxMTU)
+	for _, w := range d.Warnings() {
 		d.warn(w)
 	}
 	return d, nil
@@ -146,7 +166,16 @@ type DeviceAttr struct {
 
 // Warnings returns what the system did not grant when the device was opened, each with the
 // remedy, for a program to show.
-func (d *Device) Warnings() []string { return d.ports[0].sock.Warnings() }
+func (d *Device) Warnings() (all []string) {
+	for _, p := range d.ports {
+		for _, w := range p.sock.Warnings() {
+			if !slices.Contains(all, w) { // each socket has the same to say
+				all = append(all, w)
+			}
+		}
+	}
+	return all
+}
 
 // Close closes the device and everything on it: peers of open connections are told once,
 // waiters return ErrClosed, nothing touches registered memory any more. Closing twice is
@@ -169,6 +198,11 @@ func (d *Device) Close() error {
 		o.shut()
 	}
 	var errs []error
+	// All have said goodbye before the first socket goes: without it the system would have the
+	// others receive what it does not find.
+	for _, p := range d.ports {
+		errs = append(errs, p.shutdown())
+	}
 	for _, p := range d.ports {
 		errs = append(errs, p.close())
 	}
@@ -205,6 +239,12 @@ func (d *Device) untrack(o shutter) {
 // now returns the device's time.
 func (d *Device) now() verbs.Instant { return verbs.Instant(time.Since(d.epoch)) }
 
+// wires returns how many there are, also while they are being made.
+func (d *Device) wires() int { return max(d.cfg.Wires, 1) }
+
+// allWires is the set of all wires, a bit each.
+func (d *Device) allWires() uint32 { return 1<<d.wires() - 1 }
+
 // pickPort chooses the wire of a new queue pair, in turn.
 func (d *Device) pickPort() *port {
 	return d.ports[int(d.next.Add(1)-1)%len(d.ports)]
@@ -217,19 +257,6 @@ func (d *Device) ephemeralPort() uint16 { return uint16(49152 + mrand.IntN(16384
 func (d *Device) drive() {
 	for _, p := range d.ports {
 		p.drive()
-	}
-}
-
-// park has the wires' threads take over from a waiter that parks now; unpark comes after.
-func (d *Device) park() {
-	for _, p := range d.ports {
-		p.role.Park()
-	}
-}
-
-func (d *Device) unpark() {
-	for _, p := range d.ports {
-		p.role.Unpark()
 	}
 }
 

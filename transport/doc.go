@@ -66,6 +66,15 @@
 // Posting, polling and modifying are safe from any number of goroutines. They allocate
 // nothing and take no lock that could be held for long.
 //
+// # Several wires
+//
+// A device is one wire: a socket, a thread, and one goroutine at a time that drives it. On a
+// machine with cores to spare Config.Wires divides it, on the same UDP port: queue pairs take
+// turns at the wires, the kernel brings each packet to its queue pair's, and what one wire does
+// keeps no other waiting. Nothing else changes: completion queues, shared receive queues,
+// memory and listeners serve all wires. Completions of different queue pairs in one completion
+// queue are in no order, as ever.
+//
 // # Datagrams and unreliable connections
 //
 // A UD queue pair ([PD.CreateQP], driven with [QP.Modify]) exchanges messages of up to one MTU

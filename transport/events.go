@@ -205,8 +205,8 @@ func (u upcalls) ConnEvent(c *wire.Conn, t verbs.EventType, private []byte) {
 func (u upcalls) QPEvent(wq *wire.QP, t verbs.EventType) {
 	if q, ok := wq.Tag.(*QP); ok {
 		if t == verbs.EventCQErr {
-			q.sendCQ.failed()
-			q.recvCQ.failed()
+			q.sendCQ.failed(u.p.index)
+			q.recvCQ.failed(u.p.index)
 			return
 		}
 		u.p.dev.events.raise(q, t)
@@ -223,6 +223,8 @@ func (u upcalls) commEst(wq *wire.QP) {
 		if id, ok := c.Tag.(*CMID); ok {
 			id.raise(CMEvent{Type: verbs.EventCommEst})
 		}
+	} else if id := wq.Tag.(*QP).away.Swap(nil); id != nil {
+		id.raise(CMEvent{Type: verbs.EventCommEst})
 	}
 }
 

@@ -1,6 +1,8 @@
 package transport
 
 import (
+	"golang.org/x/net/bpf"
+
 	"github.com/doorbell-rdma/doorbell/internal/link"
 	"github.com/doorbell-rdma/doorbell/internal/udp"
 	"github.com/doorbell-rdma/doorbell/internal/wire"
@@ -78,4 +80,26 @@ func Tables(d *Device) (conns, qps, objects int) {
 	d.mu.RLock()
 	defer d.mu.RUnlock()
 	return conns, qps, len(d.objects)
+}
+
+// Steering is the program by which the system chooses a wire's socket, Owner what it computes.
+var (
+	Steering = steering
+	Owner    = wire.Owner
+)
+
+// Steer has the system choose sockets by another program.
+func Steer(d *Device, prog []bpf.RawInstruction) error { return d.ports[0].sock.Steer(prog) }
+
+// WireOf returns the number of a queue pair's wire.
+func WireOf(q *QP) int { return q.port.index }
+
+// Watched reports whether a waiter sleeps on a socket of the device.
+func Watched(d *Device) bool {
+	for _, p := range d.ports {
+		if p.watch != nil && p.watch.cq.Load() != nil {
+			return true
+		}
+	}
+	return false
 }

@@ -2,6 +2,7 @@ package transport_test
 
 import (
 	"math/rand/v2"
+	"sync"
 
 	"github.com/doorbell-rdma/doorbell/internal/link"
 	"github.com/doorbell-rdma/doorbell/roce"
@@ -19,8 +20,8 @@ const (
 	late
 )
 
-// lossyLink decides on the management datagrams that a device sends. Everything runs under the
-// role of the device's wire, so it needs no lock, and nor does decide.
+// lossyLink decides on the management datagrams that a wire sends. Everything runs under the
+// wire's role, so it needs no lock; decide is called by one at a time.
 type lossyLink struct {
 	link.Link
 	decide func(kind roce.AttrID) fate
@@ -32,7 +33,13 @@ type lossyLink struct {
 // lossy puts a lossyLink under a device. A late datagram lets hold others go first: 2 are the
 // request behind an RTU, and what follows that.
 func lossy(d *transport.Device, hold int, decide func(kind roce.AttrID) fate) {
-	transport.Interpose(d, func(l link.Link) link.Link { return &lossyLink{Link: l, hold: hold, decide: decide} })
+	var mu sync.Mutex
+	one := func(kind roce.AttrID) fate {
+		mu.Lock()
+		defer mu.Unlock()
+		return decide(kind)
+	}
+	transport.Interpose(d, func(l link.Link) link.Link { return &lossyLink{Link: l, hold: hold, decide: one} })
 }
 
 // randomLoss loses management datagrams with probability p and holds back half of the RTUs.

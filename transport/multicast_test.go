@@ -31,7 +31,7 @@ func TestMulticastGroup(t *testing.T) {
 			for i := range 3 {
 				q := datagrams(t, dev)
 				for k := range 4 {
-					if err := q.PostRecv(verbs.RecvWR{WRID: uint64(k), SGList: mr.SGL(i*1024, 1024)}); err != nil {
+					if err := q.PostRecv(verbs.RecvWR{WRID: uint64(k), SGList: mr.SGL((4*i+k)*256, 256)}); err != nil {
 						t.Fatal(err)
 					}
 				}
@@ -57,10 +57,10 @@ func TestMulticastGroup(t *testing.T) {
 			arrives := func(i int, id uint64) {
 				t.Helper()
 				wc, err := qs[i].CQ().Next(ctx)
-				if err != nil || wc.WRID != id || wc.SrcQPN != qs[2].Num() || string(mr.Bytes()[i*1024+40:][:6]) != "to all" {
+				if err != nil || wc.WRID != id || wc.SrcQPN != qs[2].Num() || string(mr.Bytes()[(4*i+int(id))*256+40:][:6]) != "to all" {
 					t.Fatalf("to %d: %+v, %v", i, wc, err)
 				}
-				av, err := transport.AVFromWC(&wc, mr.Bytes()[i*1024:])
+				av, err := transport.AVFromWC(&wc, mr.Bytes()[(4*i+int(id))*256:])
 				if err != nil || av.Remote.Addr() != local || av.Local.IsValid() {
 					t.Errorf("to %d: came from %+v, %v", i, av, err)
 				}

@@ -34,6 +34,8 @@ type port struct {
 
 	watch *watch // how a waiter rests in the thread's place; nil where none can
 
+	mail *mailbox // what other wires were sent and is for this one; nil with one wire
+
 	transmit func() // sends what posters left; made once, so that a post allocates nothing
 	failed   bool   // the link's death was reported; owner of the role
 	done     chan struct{}
@@ -48,7 +50,7 @@ func newPort(d *Device, index int, sock *udp.Socket) (*port, error) {
 	var err error
 	p.wire, err = wire.New(wire.Config{
 		Link: sock, Mem: d.mrs, Upcalls: upcalls{p}, Rand: func() uint32 { return uint32(random64()) },
-		Index: index, GUID: d.guid, CM: d.cfg.cm(), MaxMTU: d.maxMTU, Tap: tap,
+		Index: index, Wires: d.wires(), Siblings: siblings{p}, GUID: d.guid, CM: d.cfg.cm(), MaxMTU: d.maxMTU, Tap: tap,
 	})
 	if err != nil {
 		return nil, err
@@ -56,8 +58,13 @@ func newPort(d *Device, index int, sock *udp.Socket) (*port, error) {
 	if p.poll, err = udp.NewPoller(sock); err != nil {
 		return nil, err
 	}
-	p.role = role.New(driver{p}, newSleeper(p))
-	if udp.Direct { // and a device has one port: nobody can sleep on two sockets
+	var drv role.Driver = driver{p}
+	if d.wires() > 1 {
+		p.mail = new(mailbox)
+		drv = sharedDriver{driver{p}}
+	}
+	p.role = role.New(drv, newSleeper(p))
+	if udp.Direct {
 		if p.watch, err = newWatch(p); err != nil {
 			return nil, errors.Join(err, p.poll.Close())
 		}
@@ -104,15 +111,21 @@ func (p *port) ring(q *wire.QP) {
 	p.role.Ring()
 }
 
-// close tells the peers of open connections once, ends the thread and closes the socket.
-func (p *port) close() error {
+// shutdown tells the peers of open connections once and ends the thread.
+func (p *port) shutdown() error {
 	err := p.role.Close(func() { p.wire.Shutdown(p.dev.now()) })
 	if errors.Is(err, role.ErrClosed) {
 		err = nil // the thread has ended already, which is what was wanted
 	}
 	<-p.done
+	return err
+}
+
+// close comes after shutdown and closes the socket.
+func (p *port) close() error {
+	var err error
 	if p.watch != nil {
-		err = errors.Join(err, p.watch.close())
+		err = p.watch.close()
 	}
 	return errors.Join(err, p.poll.Close(), p.sock.Close())
 }

@@ -45,6 +45,10 @@ type QP struct {
 	conn *wire.Conn // nil when the program drives the queue pair
 	link connLink
 
+	// away is the CMID that serves the queue pair from another wire, nil for none: a program makes
+	// its queue pair without knowing on which wire the request came in.
+	away atomic.Pointer[CMID]
+
 	groups []membership // multicast, guarded by the device's groupMu
 
 	mu      sync.Mutex
@@ -61,18 +65,20 @@ func (pd *PD) CreateQP(cfg QPConfig) (*QP, error) {
 	if cfg.Type == 0 {
 		cfg.Type = verbs.RC
 	}
-	return pd.dev.newQP(pd, cfg)
+	return pd.dev.newQP(pd, cfg, nil)
 }
 
-// newQP makes a queue pair on one of the device's wires.
-func (d *Device) newQP(pd *PD, cfg QPConfig) (*QP, error) {
+// newQP makes a queue pair on a wire, nil for whose turn it is.
+func (d *Device) newQP(pd *PD, cfg QPConfig, p *port) (*QP, error) {
 	if err := cfg.SRQ.attach(); err != nil {
 		return nil, err
 	}
-	p := d.pickPort()
+	if p == nil {
+		p = d.pickPort()
+	}
 	q := &QP{dev: d, port: p, pd: pd, sendCQ: cfg.SendCQ, recvCQ: cfg.RecvCQ, srq: cfg.SRQ}
-	cfg.SendCQ.users.Add(1)
-	cfg.RecvCQ.users.Add(1)
+	cfg.SendCQ.attach(p)
+	cfg.RecvCQ.attach(p)
 	err := p.do(func() (err error) {
 		q.wq, err = p.wire.CreateQP(qp.Config{
 			Type: cfg.Type, Cap: cfg.Cap, SQSigAll: cfg.SQSigAll, PD: pd.num,
@@ -97,8 +103,8 @@ func (d *Device) newQP(pd *PD, cfg QPConfig) (*QP, error) {
 
 // releaseCQs ends the claims to what the queue pair is built on.
 func (q *QP) releaseCQs() {
-	q.sendCQ.users.Add(-1)
-	q.recvCQ.users.Add(-1)
+	q.sendCQ.detach(q.port)
+	q.recvCQ.detach(q.port)
 	q.srq.detach()
 	for _, c := range q.ownCQs {
 		_ = c.Close() // nobody else can use it

@@ -240,17 +240,24 @@ func (id *CMID) Accept(ctx context.Context, q *QP) error {
 	if err := id.check("accept", q); err != nil {
 		return err
 	}
-	return id.use("accept", func(p *port, c *wire.Conn) error {
-		if q.port != p {
-			return errors.New("the queue pair belongs to another wire") // there is one so far
-		}
+	var conn *wire.Conn
+	err := id.use("accept", func(p *port, c *wire.Conn) error {
 		// IBTA Vol 1, 12.9.7.2: the passive side's QP is in RTR when the REP leaves, or the first
 		// request finds it deaf.
 		if !receiving(q) {
 			return fmt.Errorf("%w: the queue pair is in %v, and receives from RTR on", ErrBadState, q.State())
 		}
-		return p.wire.AcceptRaw(id.dev.now(), c, q.wq, id.param.PrivateData)
+		if err := p.wire.AcceptRaw(id.dev.now(), c, q.wq, id.param.PrivateData); err != nil || q.port == p {
+			return err
+		}
+		q.away.Store(id)
+		conn = c
+		return nil
 	})
+	if err == nil && conn != nil {
+		_ = q.port.do(func() error { q.port.wire.Agree(q.wq, conn); return nil }) // closed: nothing will be sent
+	}
+	return err
 }
 
 func receiving(q *QP) bool {

@@ -81,7 +81,7 @@ func (s *Stream) spin(w *waiter, c *CQ, long time.Duration) bool {
 	defer park.EndSpin()
 	for start := s.dev.now(); s.dev.now()-start < verbs.Instant(long); {
 		for range 16 {
-			s.dev.drive()
+			c.drive()
 			if w.ready(c) {
 				return true
 			}
@@ -267,6 +267,9 @@ func (s *Stream) fail(err error) error {
 	}
 	if s.dead == nil {
 		s.dead = fmt.Errorf("%w: %w", syscall.ECONNRESET, err)
+		if s.recvCQ.closed.Load() {
+			s.dead = net.ErrClosed // the device is
+		}
 	}
 	return s.dead
 }
@@ -280,7 +283,7 @@ const driveEvery = 20 * time.Microsecond
 // nudge drives the wire if it is time to. The caller holds wlock.
 func (s *Stream) nudge() {
 	if s.dev.now()-s.nudged >= verbs.Instant(driveEvery) {
-		s.dev.drive()
+		s.qp.port.drive()
 		s.nudged = s.dev.now()
 	}
 }

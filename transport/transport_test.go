@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"net"
 	"net/netip"
@@ -23,7 +24,10 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-var off = paths.NewFlag()
+var (
+	off       = paths.NewFlag()
+	wiresFlag = flag.Int("wires", 1, "how many wires the devices of tests that do not say have")
+)
 
 // open opens a device on a loopback address; they are hosts of their own, so tests do not
 // disturb each other as long as they use different ones.
@@ -35,6 +39,9 @@ func open(t testing.TB, addr string, cfg transport.Config) *transport.Device {
 		cfg.Bind = netip.AddrPortFrom(netip.MustParseAddr(addr), 0)
 	}
 	off.Apply(&cfg)
+	if cfg.Wires == 0 {
+		cfg.Wires = *wiresFlag
+	}
 	dev, err := transport.Open(cfg)
 	if err != nil {
 		t.Fatal(err)

@@ -34,7 +34,7 @@ func newWatch(p *port) (*watch, error) {
 	w := &watch{p: p, poll: poll}
 	w.done = func() bool {
 		c := w.cq.Load()
-		return w.ready(c) || c.stopped(w.ctx) != nil
+		return w.ready(c) || c.stopped(w.ctx) != nil || c.seat() != w
 	}
 	p.role.SetWatcher(w)
 	return w, nil
