@@ -23,7 +23,7 @@ PATHS    := gso gro spin buffers gso,gro,spin,buffers
 MODELS   := $(wildcard docs/model/*.pml)
 
 .DEFAULT_GOAL := all
-.PHONY: all build vet test race yields portable paths cross peers fuzz bench gate compare cover arch lint model soak interop interop-full demo perf tools clean help
+.PHONY: all build vet test race yields portable paths cross peers fuzz bench gate compare compare-rxe cover arch lint model soak interop interop-full demo perf tools clean help
 
 all: build vet test ## build, vet and test (the default)
 
@@ -91,6 +91,9 @@ soak: ## the long tests, up to an hour: a hundred seeds, and ten minutes over so
 interop: ## talk to Linux tools over Soft-RoCE in a QEMU guest, as root; interop-full takes longer
 	$(GO) test -count 1 -tags interop -timeout 30m ./interop; code=$$?; cat interop/.cache/table 2>/dev/null; exit $$code
 
+compare-rxe: ## Doorbell beside Linux's rxe between two QEMU guests, as root
+	$(GO) test -count 1 -tags interop -timeout 60m ./interop -run TestCompareRxe -compare-rxe; code=$$?; cat interop/.cache/compare-rxe 2>/dev/null; exit $$code
+
 interop-full: ## every tool with every MTU and every loss, about an hour
 	$(GO) test -count 1 -tags interop -timeout 4h ./interop -full; code=$$?; cat interop/.cache/table 2>/dev/null; exit $$code
 
@@ -110,4 +113,4 @@ clean: ## remove what the other targets have built
 	rm -rf bin .bin cover.out
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
