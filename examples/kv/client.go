@@ -19,6 +19,8 @@ type client struct {
 	mr    *transport.MR // an entry, and behind it 8 bytes for what an atomic found
 	table verbs.RemoteMR
 	id    uint64 // what it locks with, which the server has given it; not 0
+	// under says that a request is under way: until it completes, its memory is the device's.
+	under bool
 
 	torn, busy int // how often it had to try again
 }
@@ -53,14 +55,28 @@ func (c *client) close() {
 	_ = c.mr.Close()
 }
 
-// do posts one operation and waits for it.
+// do posts one operation and waits for it. When ctx ends first it goes on, and the next waits for
+// it before it begins.
 func (c *client) do(ctx context.Context, wr verbs.SendWR, entry, off int) error {
+	if err := c.settle(ctx); err != nil {
+		return err
+	}
 	wr.Flags, wr.RKey = verbs.Signaled, c.table.RKey
 	wr.RemoteAddr = c.table.Addr + uint64(entry*entryLen+off)
 	if err := c.qp.PostSend(wr); err != nil {
 		return err
 	}
-	_, err := c.qp.CQ().Next(ctx)
+	c.under = true
+	return c.settle(ctx)
+}
+
+// settle waits for the request that is under way, if there is one.
+func (c *client) settle(ctx context.Context) error {
+	if !c.under {
+		return nil
+	}
+	wc, err := c.qp.CQ().Next(ctx)
+	c.under = err != nil && wc.Status == verbs.WCSuccess // ctx has ended, or the queue: no completion
 	return err
 }
 
