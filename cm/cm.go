@@ -41,6 +41,8 @@ type CM struct {
 	// peer's communication ID, and byQPN those that are alive, under the peer's QP.
 	conns         map[ConnID]*conn
 	byPeer, byQPN map[peerID]*conn
+	// most is how many connections there were at a time since there were none.
+	most int
 	// lingering counts ended connections that never were established.
 	lingering int
 	strangers strangers
@@ -90,15 +92,21 @@ func New(cfg Config) *CM {
 	if cfg.Rand == nil {
 		panic("BUG: cm: Config.Rand is nil")
 	}
-	return &CM{
+	c := &CM{
 		cfg: cfg.withDefaults(), idMask: ^uint32(0), strangers: strangers{share: cfg.Wires},
 		listeners: make(map[roce.SID]*listener),
-		conns:     make(map[ConnID]*conn),
-		byPeer:    make(map[peerID]*conn),
-		byQPN:     make(map[peerID]*conn),
 		queryAt:   verbs.Never,
 	}
+	c.makeMaps()
+	return c
 }
+
+func (c *CM) makeMaps() {
+	c.conns, c.byPeer, c.byQPN = make(map[ConnID]*conn), make(map[peerID]*conn), make(map[peerID]*conn)
+}
+
+// crowd is how many connections make it worth while to give their maps back.
+const crowd = 1024
 
 // Listen lets REQs for a service ID in. It fails with ErrServiceInUse.
 func (c *CM) Listen(service roce.SID) error { return c.ListenShared(service, new(HalfOpen)) }

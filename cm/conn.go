@@ -170,6 +170,7 @@ func (c *CM) newConn() *conn {
 		}
 		cn := &conn{id: id, slot: -1, limit: verbs.Never, next: verbs.Never, at: verbs.Never}
 		c.conns[id] = cn
+		c.most = max(c.most, len(c.conns))
 		return cn
 	}
 	return nil
@@ -241,6 +242,13 @@ func (c *CM) free(cn *conn) {
 	delete(c.conns, cn.id)
 	if cn.known {
 		delete(c.byPeer, cn.peerKey())
+	}
+	if len(c.conns) == 0 {
+		// A map keeps the room that it had, and grows with what comes and goes.
+		if c.most >= crowd {
+			c.makeMaps()
+		}
+		c.most = 0
 	}
 	c.emit(cn, Event{Type: TimewaitExit})
 }
