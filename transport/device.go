@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"maps"
 	mrand "math/rand/v2"
 	"net/netip"
 	"slices"
@@ -53,6 +54,7 @@ type Device struct {
 	lastPD    qp.PD
 	listeners map[roce.SID]*Listener
 	objects   map[shutter]struct{}
+	most      int                      // objects at a time, since their map was last made
 	mtus      map[netip.Addr]verbs.MTU // of our addresses' interfaces, when bound to all
 }
 
@@ -227,12 +229,20 @@ func (d *Device) track(o shutter) bool {
 		return false
 	}
 	d.objects[o] = struct{}{}
+	d.most = max(d.most, len(d.objects))
 	return true
 }
 
 func (d *Device) untrack(o shutter) {
 	d.mu.Lock()
 	delete(d.objects, o)
+	// A map keeps the room that it had, and grows with what comes and goes: after a crowd of
+	// connections those that are left move into a new one.
+	if n := len(d.objects); d.most >= 1024 && n <= d.most/16 && !d.closed {
+		left := make(map[shutter]struct{}, n)
+		maps.Copy(left, d.objects)
+		d.objects, d.most = left, n
+	}
 	d.mu.Unlock()
 }
 
