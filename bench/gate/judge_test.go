@@ -359,3 +359,14 @@ func TestMatches(t *testing.T) {
 		}
 	}
 }
+
+// TestLimitStrays: one run in ten may break a limit on an exact unit.
+func TestLimitStrays(t *testing.T) {
+	limits := mustRules(t, "[[limit]]\nname = 'x'\nbench = 'A'\nunit = 'allocs/op'\nmax = 0\n")
+	for strays, want := range map[int]Verdict{0: Pass, 2: Pass, 3: Regression} {
+		text := header + bench("A", 25-strays, 100, "\t0 allocs/op") + bench("A", strays, 100, "\t1 allocs/op") + "PASS\n"
+		if r := Judge(nil, mustRead(t, text, "head"), limits, Options{}); r.Verdict != want {
+			t.Errorf("%d of 25 runs break the limit: %v, want %v", strays, r.Verdict, want)
+		}
+	}
+}
