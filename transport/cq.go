@@ -223,12 +223,8 @@ func (c *CQ) await(ctx context.Context, bell *park.Bell, ready func(*CQ) bool) e
 func (c *CQ) sleep(ctx context.Context, bell *park.Bell, ticket park.Ticket) {
 	// The wires' threads take over from us.
 	set := c.wires.Load()
-	for i, p := range c.dev.ports {
-		if set&(1<<i) != 0 {
-			p.role.Park()
-			defer p.role.Unpark()
-		}
-	}
+	c.dev.parkOn(set)
+	defer c.dev.unparkOn(set)
 	if c.dev.seats.TryTake() {
 		defer c.dev.seats.Leave()
 		_ = bell.SleepThread(ctx, ticket, -1)
@@ -363,7 +359,8 @@ func (c *CQ) Close() error {
 }
 
 // failed raises CQ_ERR, once, if the lane of the wire whose role the caller has has lost a
-// completion; the other lanes take none any more. Waiters learn of it with the step's commit, once they have taken what is left.
+// completion; the other lanes take none any more. Waiters learn of it with the step's commit,
+// once they have taken what is left.
 func (c *CQ) failed(wire int) {
 	if !c.lanes[wire].Full() || c.erred.Swap(true) {
 		return

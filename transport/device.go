@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math/bits"
 	mrand "math/rand/v2"
 	"net/netip"
 	"slices"
@@ -267,6 +268,20 @@ func (d *Device) ephemeralPort() uint16 { return uint16(49152 + mrand.IntN(16384
 func (d *Device) drive() {
 	for _, p := range d.ports {
 		p.drive()
+	}
+}
+
+// parkOn has the threads of a set of wires take over from a waiter that parks now; unparkOn
+// comes after.
+func (d *Device) parkOn(set uint32) {
+	for ; set != 0; set &= set - 1 {
+		d.ports[bits.TrailingZeros32(set)].role.Park()
+	}
+}
+
+func (d *Device) unparkOn(set uint32) {
+	for ; set != 0; set &= set - 1 {
+		d.ports[bits.TrailingZeros32(set)].role.Unpark()
 	}
 }
 
