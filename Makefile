@@ -41,6 +41,7 @@ race: ## the test suite, in its short form, under the race detector
 
 yields: ## the tests of what is lock-free, with a switch of threads at every point that matters
 	$(GO) test -short -tags doorbellyield ./ring ./qp ./internal/park ./internal/role ./internal/wire
+	$(GO) test -short -tags doorbellyield -run TestMessages -count 3 ./transport
 
 portable: ## the tests of the socket layer on its fallback for systems other than Linux
 	$(if $(PORTABLE),$(GO) test -tags doorbellportable $(PORTABLE:%=./%/...),@echo "portable: skipped, none of its packages exists yet")

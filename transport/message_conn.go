@@ -247,12 +247,14 @@ func (c *Conn) received(wc *verbs.WC) error {
 	if int32(c.sent.Load()-credited) < 0 {
 		return errors.New("it consumed more than was sent")
 	}
-	c.credited.Store(credited)
 	if kind >= kindCredit {
-		c.ended.Store(kind == kindEnd)
+		// First: with these credits a sender of ours may move the peer to its next empty message.
 		c.repost(int32(wc.WRID))
+		c.credited.Store(credited)
+		c.ended.Store(kind == kindEnd)
 		return nil
 	}
+	c.credited.Store(credited)
 	if c.arrived++; int32(c.arrived-c.reported.Load()) > int32(c.buffers) {
 		return errors.New("it sent more than its credits allow")
 	}
@@ -279,7 +281,8 @@ func (c *Conn) payload(a arrival) []byte {
 }
 
 // repost posts the receive of a buffer again. What may go wrong means that the queue pair is
-// gone, which others will say.
+// gone, which others will say. The caller holds recvMu: the wire takes receives in their order,
+// so one that is posted is of no use while the one before it is still being posted.
 func (c *Conn) repost(slot int32) {
 	_ = c.qp.PostRecv(verbs.RecvWR{WRID: uint64(slot), SGList: c.recvSGL[slot : slot+1]})
 }

@@ -118,25 +118,25 @@ func (c *Conn) pop() arrival {
 func (c *Conn) unload(p []byte, a arrival) error {
 	if !a.packed {
 		copy(p, c.payload(a))
-		c.giveBack(a.slot)
-		return nil
-	}
-	if err := c.dec.Unpack(p, c.payload(a)); err != nil {
+	} else if err := c.dec.Unpack(p, c.payload(a)); err != nil {
 		c.recvMu.Lock()
 		c.broken(err)
 		c.recvMu.Unlock()
 		c.changed()
 		return c.err()
 	}
+	c.recvMu.Lock()
 	c.giveBack(a.slot)
+	c.recvMu.Unlock()
+	c.report()
 	return nil
 }
 
-// giveBack posts a buffer's receive again and lets the peer know in time.
+// giveBack posts a buffer's receive again; then report lets the peer know in time. The caller
+// holds recvMu.
 func (c *Conn) giveBack(slot int32) {
 	c.repost(slot)
 	c.consumed.Add(1)
-	c.report()
 }
 
 // Buffer is a piece of a connection's registered memory in the program's hands: to make a
@@ -176,10 +176,13 @@ func (b *Buffer) Release() {
 	b.b, b.staged = nil, nil
 	c.recvMu.Lock()
 	b.next, c.spare = c.spare, b
+	if staged == nil {
+		c.giveBack(slot)
+	}
 	c.recvMu.Unlock()
 	if staged != nil {
 		c.stage.Put(staged)
 		return
 	}
-	c.giveBack(slot)
+	c.report()
 }

@@ -157,7 +157,8 @@ func (q *QP) PostSendList(wrs []verbs.SendWR) (n int, err error) {
 }
 
 // PostRecv posts one receive, in any state but RESET. Errors are those of PostSend; with an
-// SRQ it is verbs.ErrBadWR.
+// SRQ it is verbs.ErrBadWR. Receives are used in their order: one that goes ahead of others
+// that are still being posted by other goroutines is there for messages when those are.
 func (q *QP) PostRecv(wr verbs.RecvWR) error {
 	wrs := [1]verbs.RecvWR{wr}
 	_, ring, err := q.eng.PostRecv(wrs[:])
