@@ -84,6 +84,7 @@ func (q *QP) handleRNR(now verbs.Instant, a uint64, t verbs.RNRTimer) {
 		r.retries, r.backoff = 0, 0
 	} // else an answer before it was lost, and the request is no further than that
 	q.goBack()
+	r.probe = false
 	r.rnrWait, r.rnrUntil = true, now.Add(t.Duration())
 	r.earlyAt, r.ackAt = verbs.Never, verbs.Never
 	q.setDeadline()
@@ -180,6 +181,11 @@ func (q *QP) ackTo(now verbs.Instant, end uint64) bool {
 // advance moves una to a number that was acknowledged: progress.
 func (q *QP) advance(now verbs.Instant, to uint64) {
 	r := &q.req
+	if r.probe {
+		if r.probe = false; to > r.nxt {
+			q.win.needless()
+		}
+	}
 	if r.nxt-r.una > to-r.una {
 		// Given back in proportion: O(1) memory, and the last one gives back the rest.
 		n := r.charge * int64(to-r.una) / int64(r.nxt-r.una)

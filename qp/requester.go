@@ -44,6 +44,9 @@ type requester struct {
 	retries  uint8
 	rnrLeft  uint8
 	backoff  uint8
+	// probe: the peer is silent, and una alone is sent again, to hear whether it, or only the
+	// answer, is missing (as RFC 5682 does for TCP).
+	probe    bool
 	rnrWait  bool
 	rnrUntil verbs.Instant
 	// The timers, Never when they are not set: of early retransmission, of the ack timeout,
@@ -199,10 +202,18 @@ func (q *QP) nextData(now verbs.Instant, out *Out, w *SendWQE, fresh bool) Next 
 	return NextPacket
 }
 
+// bound is how many PSNs the queue pair may have unanswered.
+func (q *QP) bound() uint64 {
+	if q.req.probe {
+		return 1
+	}
+	return uint64(q.win.cfg.PSNs)
+}
+
 // mayFly reports whether a packet of this cost is within the queue pair's bound of PSNs and
 // the peer's window.
 func (q *QP) mayFly(cost int64) bool {
-	return q.req.nxt-q.req.una < uint64(q.win.cfg.PSNs) && q.win.used+cost <= q.win.limit
+	return q.req.nxt-q.req.una < q.bound() && q.win.used+cost <= q.win.limit
 }
 
 // blocked is the answer when mayFly said no: the window's room comes back from anywhere,
@@ -218,7 +229,7 @@ func (q *QP) blocked(cost int64) Next {
 
 // fliesAfter reports whether after a packet of this cost a full one could follow.
 func (q *QP) fliesAfter(cost int64) bool {
-	return q.req.nxt+1-q.req.una < uint64(q.win.cfg.PSNs) &&
+	return q.req.nxt+1-q.req.una < q.bound() &&
 		q.win.used+cost+q.win.cost(q.mtu) <= q.win.limit
 }
 

@@ -111,13 +111,14 @@ func (q *QP) ackTimedOut(now verbs.Instant) {
 	q.setDeadline()
 }
 
-// resend goes back to the oldest unanswered packet because nothing was heard of it.
+// resend goes back to the oldest unanswered packet because nothing was heard of it. Only that
+// packet goes until the peer answers: when it was only late, its answer is to all that it has.
 func (q *QP) resend(now verbs.Instant) {
 	r := &q.req
 	q.suspectMTU()
 	q.win.lost(now, true)
 	q.goBack()
-	r.wentBack = 0
+	r.wentBack, r.probe = 0, true
 	if r.backoff < maxBackoff {
 		r.backoff++
 	}
@@ -152,7 +153,7 @@ func (q *QP) goBackOnce(now verbs.Instant, sentLost bool) {
 	if q.state == verbs.QPErr || r.wentBack == r.una+1 || r.nxt == r.una {
 		return
 	}
-	r.wentBack = r.una + 1
+	r.wentBack, r.probe = r.una+1, false
 	if sentLost {
 		q.win.lost(now, false)
 	}

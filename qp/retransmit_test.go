@@ -94,7 +94,8 @@ func TestTailLoss(t *testing.T) {
 	}
 }
 
-// A peer that stalls for half a second costs packets, not the connection, and few of them.
+// A peer that stalls for half a second costs a few packets, one at a time, and neither the
+// connection nor the window: it had everything.
 func TestStalledPeer(t *testing.T) {
 	p := newPair(t, options{retry: 7, timeout: 14})
 	for i := range 64 {
@@ -103,15 +104,46 @@ func TestStalledPeer(t *testing.T) {
 	}
 	p.pump(p.a)
 	all := p.a.take()
+	window := p.a.win.Limit()
 	p.advance(500 * time.Millisecond)
-	all = append(all, p.a.take()...)
-	if len(all) > 20*64 {
-		t.Errorf("%d packets sent into a stall", len(all))
+	if p.a.win.Limit() >= window {
+		t.Error("silence left the window as it was")
 	}
-	p.deliver(p.b, all...)
+	again := p.a.take()
+	if len(again) > 20 {
+		t.Errorf("%d packets sent into a stall", len(again))
+	}
+	p.deliver(p.b, append(all, again...)...)
 	p.run()
 	if len(p.a.wcs) != 64 || p.a.q.State() != verbs.QPRTS {
 		t.Errorf("%d completions, state %v", len(p.a.wcs), p.a.q.State())
+	}
+	if n := p.a.win.Limit(); n < window {
+		t.Errorf("the window is %d, was %d before the stall", n, window)
+	}
+}
+
+// What silence means shows when the peer answers the one packet that was sent again: it has
+// that one only, so the rest was lost too, and the window stays cut.
+func TestSilenceWasLoss(t *testing.T) {
+	p := newPair(t, options{mtu: verbs.MTU256, timeout: 14})
+	p.postRecv(p.b, 1, 0, 1<<14)
+	p.post(p.a, sendWR(verbs.Send, 1, 0, 1<<14))
+	p.pump(p.a)
+	p.a.take() // lost
+	window := p.a.win.Limit()
+	p.now = p.a.q.Deadline()
+	p.a.q.HandleTimeout(p.now)
+	p.pump(p.a)
+	again := p.a.take()
+	if len(again) != 1 || !decoded(t, again)[0].AckReq {
+		t.Fatalf("%d packets ask the silent peer, want one", len(again))
+	}
+	p.deliver(p.b, again...)
+	p.run()
+	p.wantWCs(p.a, "1:SEND")
+	if n := p.a.win.Limit(); n >= window {
+		t.Errorf("the window is %d, was %d before the loss", n, window)
 	}
 }
 

@@ -67,6 +67,9 @@ type Window struct {
 	slowFrom int64 // from here on the window grows by one packet a round trip
 	cutAt    verbs.Instant
 	everCut  bool
+	// spared is what limit and slowFrom were before silence cut the window, 0 for nothing to go
+	// back to: see needless.
+	spared, sparedSlow int64
 	// inbound is what READ responses that were asked for will take of our own buffer.
 	inbound int64
 
@@ -110,7 +113,7 @@ func (w *Window) Configure(cfg WindowConfig) {
 	cfg.Initial = min(cfg.Initial, cfg.Max)
 	w.cfg = cfg
 	w.limit, w.slowFrom = int64(cfg.Initial), int64(cfg.Max)
-	w.grown, w.everCut = 0, false
+	w.grown, w.everCut, w.spared = 0, false, 0
 }
 
 // HasRoom reports whether queue pairs that got NextBlocked should try again: when a quarter
@@ -182,22 +185,39 @@ func (w *Window) acked(n int64) {
 }
 
 // lost tells the window that packets vanished: by a gap the receiver saw, or, worse, by
-// silence. It shrinks once a round trip.
+// silence. It shrinks once a round trip; by silence only if it was in use, for half of a window
+// that is mostly empty hinders nobody now and everybody later.
 func (w *Window) lost(now verbs.Instant, silence bool) {
-	if silence {
-		w.cut(now, 1, 2)
-	} else {
-		w.cut(now, 7, 10)
+	switch {
+	case !silence:
+		w.cut(now, 7, 10, windowFloor)
+		w.spared = 0
+	case w.used*2 >= w.limit:
+		limit, slowFrom := w.limit, w.slowFrom
+		if w.cut(now, 1, 2, windowFloor) && w.spared == 0 {
+			w.spared, w.sparedSlow = limit, slowFrom
+		}
 	}
 }
 
-func (w *Window) cut(now verbs.Instant, num, den int64) {
+// needless tells the window that what was taken for lost by silence has arrived: the peer was
+// only late. It opens again as far as it was (as RFC 4015 does for TCP).
+func (w *Window) needless() {
+	if w.spared > w.limit {
+		w.limit, w.slowFrom = w.spared, w.sparedSlow
+	}
+	w.spared = 0
+}
+
+// cut shrinks the window, not below floor, and reports whether it was time to.
+func (w *Window) cut(now verbs.Instant, num, den, floor int64) bool {
 	if w.everCut && now.Sub(w.cutAt) < max(w.srtt, time.Millisecond) {
-		return
+		return false
 	}
 	w.everCut, w.cutAt = true, now
-	w.limit = max(w.limit*num/den, min(windowFloor, int64(w.cfg.Max)))
+	w.limit = max(w.limit*num/den, min(floor, w.limit))
 	w.slowFrom, w.grown = w.limit, 0
+	return true
 }
 
 // sample takes in one round trip of a packet that was sent once (Karn), as RFC 6298 does.
@@ -213,8 +233,11 @@ func (w *Window) sample(now verbs.Instant, d time.Duration) {
 	w.srtt += diff / 8
 	w.rttvar += (max(diff, -diff) - w.rttvar) / 4
 	w.minRTT = min(d, w.minRTT+w.minRTT/1024+1) // forget an old path slowly
+	// A queue is building up; scheduling jitter stays below 2 ms. On a machine whose processors
+	// are all taken it does not, and no window shortens that round trip: what the peer said it
+	// has room for is left.
 	if w.srtt > 2*w.minRTT+2*time.Millisecond {
-		w.cut(now, 7, 8) // a queue is building up; scheduling jitter stays below 2 ms
+		w.cut(now, 7, 8, int64(w.cfg.Initial))
 	}
 }
 

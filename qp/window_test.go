@@ -158,7 +158,9 @@ func TestWindowGrowsAndShrinks(t *testing.T) {
 		t.Errorf("after a loss: %d, slow from %d", w.limit, w.slowFrom)
 	}
 	cut := w.limit
+	w.charge(w.limit)
 	w.lost(now.Add(100), true) // the same round trip
+	w.release(w.limit)
 	if w.limit != cut {
 		t.Errorf("cut twice in one round trip: %d to %d", cut, w.limit)
 	}
@@ -168,12 +170,39 @@ func TestWindowGrowsAndShrinks(t *testing.T) {
 	if grew := w.limit - cut; grew < 3*1856 || grew > 10*1856 {
 		t.Errorf("ten round trips of additive increase: %d bytes", grew)
 	}
-	for range 100 {
+	open := w.limit
+	now = now.Add(time.Second)
+	w.charge(w.limit/2 - 1)
+	w.lost(now, true) // of little that was in flight
+	w.release(w.limit/2 - 1)
+	if w.limit != open {
+		t.Errorf("half empty, and cut from %d to %d", open, w.limit)
+	}
+	silent := func() {
 		now = now.Add(time.Second)
+		n := w.limit
+		w.charge(n)
 		w.lost(now, true)
+		w.release(n)
+	}
+	for range 100 {
+		silent()
 	}
 	if w.limit != windowFloor {
 		t.Errorf("floor %d, want %d", w.limit, windowFloor)
+	}
+	if w.needless(); w.limit != open {
+		t.Errorf("late and not lost: back at %d, was %d", w.limit, open)
+	}
+	silent()
+	w.lost(now.Add(time.Second), false)
+	if low := w.limit; low < open {
+		if w.needless(); w.limit != low {
+			t.Errorf("something was lost after all: %d to %d", low, w.limit)
+		}
+	}
+	for range 100 {
+		silent()
 	}
 	for range 10000 {
 		fly()
@@ -195,7 +224,8 @@ func TestWindowGrowsAndShrinks(t *testing.T) {
 // The round trip grows far beyond its least: the window gives way. Jitter of a scheduler
 // does not count.
 func TestWindowFollowsRTT(t *testing.T) {
-	w := NewWindow(WindowConfig{Initial: 1 << 20, Max: 1 << 20})
+	w := NewWindow(WindowConfig{Initial: 1 << 18, Max: 1 << 20})
+	w.limit = 1 << 20
 	now := verbs.Instant(0)
 	for i := range 200 {
 		now = now.Add(time.Millisecond)
@@ -211,7 +241,7 @@ func TestWindowFollowsRTT(t *testing.T) {
 		now = now.Add(10 * time.Millisecond)
 		w.sample(now, 20*time.Millisecond)
 	}
-	if w.limit > 1<<19 {
+	if w.limit != 1<<18 {
 		t.Errorf("a queue of 20 ms left the window at %d", w.limit)
 	}
 	if d := w.rto(0); d < 20*time.Millisecond || d > 60*time.Millisecond {

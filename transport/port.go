@@ -92,9 +92,10 @@ func (p *port) do(f func() error) (err error) {
 
 // drive makes one step if nobody else drives.
 func (p *port) drive() {
-	p.role.Poll(1)
-	if !udp.Direct {
-		runtime.Gosched() // whoever polls may spin, and the socket's reader needs a processor
+	// Whoever polls may spin. An owner that was preempted in mid-step, and the socket's reader
+	// when there is one, need a processor, and the scheduler takes none from a spinner for 10 ms.
+	if !p.role.Poll(1) || !udp.Direct {
+		runtime.Gosched()
 	}
 }
 
