@@ -133,6 +133,7 @@ type node struct {
 	mem    *testMem
 	cq     *CQ
 	win    *Window
+	shares []*QP // other queue pairs that use win
 	send   *region
 	recv   *region
 	remote *region
@@ -345,11 +346,15 @@ func (p *pair) check(n *node) {
 	if err := n.q.check(); err != nil {
 		p.t.Fatalf("%s: %v", n.name, err)
 	}
-	if got, want := n.win.used, n.q.req.charge; got != want {
-		p.t.Fatalf("%s: the window holds %d bytes, the queue pair %d", n.name, got, want)
+	charge, inbound := n.q.req.charge, int64(n.q.req.inbound)*n.win.readCost(n.q.mtu)
+	for _, q := range n.shares {
+		charge, inbound = charge+q.req.charge, inbound+int64(q.req.inbound)*n.win.readCost(q.mtu)
 	}
-	if got, want := n.win.inbound, int64(n.q.req.inbound)*n.win.readCost(n.q.mtu); got != want {
-		p.t.Fatalf("%s: the window holds %d bytes of responses, the queue pair %d", n.name, got, want)
+	if got := n.win.used; got != charge {
+		p.t.Fatalf("%s: the window holds %d bytes, its queue pairs %d", n.name, got, charge)
+	}
+	if got := n.win.inbound; got != inbound {
+		p.t.Fatalf("%s: the window holds %d bytes of responses, its queue pairs %d", n.name, got, inbound)
 	}
 }
 

@@ -194,8 +194,11 @@ func (q *QP) nextData(now verbs.Instant, out *Out, w *SendWQE, fresh bool) Next 
 	}
 	// An answer is asked for at the end of a message, often enough in a long one, and by
 	// whatever the window lets no other packet follow.
-	p.AckReq = last || r.unasked+1 >= askEvery || 2*(r.unaskedCost+cost) >= q.win.limit || !q.fliesAfter(cost)
+	p.AckReq = last || r.unasked+1 >= askEvery || 2*(r.unaskedCost+cost) >= q.win.most(cost) || !q.fliesAfter(cost)
 	q.sent(now, 1, cost, p.AckReq)
+	if n == 1 && size <= datagramFree && r.charge == cost {
+		q.win.passing(q.win.used - cost)
+	}
 	if last {
 		r.cur++
 	}
@@ -210,16 +213,26 @@ func (q *QP) bound() uint64 {
 	return uint64(q.win.cfg.PSNs)
 }
 
+// fits reports whether the window has room for a packet of this cost. What follows packets that
+// asked for no answer is not stopped by politeness, but by the next that asks.
+func (q *QP) fits(cost int64) bool {
+	most := q.win.limit
+	if q.req.unasked == 0 {
+		most = q.win.most(cost)
+	}
+	return q.win.used+cost <= most
+}
+
 // mayFly reports whether a packet of this cost is within the queue pair's bound of PSNs and
 // the peer's window.
 func (q *QP) mayFly(cost int64) bool {
-	return q.req.nxt-q.req.una < q.bound() && q.win.used+cost <= q.win.limit
+	return q.req.nxt-q.req.una < q.bound() && q.fits(cost)
 }
 
 // blocked is the answer when mayFly said no: the window's room comes back from anywhere,
 // the queue pair's own bound only with a packet for it.
 func (q *QP) blocked(cost int64) Next {
-	if q.win.used+cost <= q.win.limit {
+	if q.fits(cost) {
 		return NextNothing
 	}
 	q.win.refuse(cost)
@@ -229,8 +242,8 @@ func (q *QP) blocked(cost int64) Next {
 
 // fliesAfter reports whether after a packet of this cost a full one could follow.
 func (q *QP) fliesAfter(cost int64) bool {
-	return q.req.nxt+1-q.req.una < q.bound() &&
-		q.win.used+cost+q.win.cost(q.mtu) <= q.win.limit
+	full := q.win.cost(q.mtu)
+	return q.req.nxt+1-q.req.una < q.bound() && q.win.used+cost+full <= q.win.most(full)
 }
 
 // mustWait says whether a packet that may not fly has to wait. While the peer owes nobody an
@@ -239,7 +252,7 @@ func (q *QP) fliesAfter(cost int64) bool {
 // will be one: who fills it has asked.
 func (q *QP) mustWait(cost int64) bool {
 	r := &q.req
-	return r.asked > r.una || q.win.used+cost > q.win.limit && q.win.used > r.charge
+	return r.asked > r.una || !q.fits(cost) && q.win.used > r.charge
 }
 
 // sent moves the requester past a packet that takes n numbers.

@@ -39,6 +39,13 @@ const (
 	datagramFree = 128
 	// windowFloor is the smallest window that congestion leaves.
 	windowFloor = 4 * (datagramCost + 4096)
+	// smallCost is what a packet costs at the most that counts as small.
+	smallCost = datagramCost + 256
+	// politeLimit is what packets that are not small may fill of a window while small ones want
+	// to pass: they share the peer's socket, which is emptied in order. It is so for as many
+	// bytes as politeSpan after the last of those.
+	politeLimit = 192 << 10
+	politeSpan  = 16 << 20
 	// maxReadChunk bounds the response packets of one READ request.
 	maxReadChunk = 1 << 15
 )
@@ -70,6 +77,8 @@ type Window struct {
 	// spared is what limit and slowFrom were before silence cut the window, 0 for nothing to go
 	// back to: see needless.
 	spared, sparedSlow int64
+	// polite is for how many bytes more the small ones are let pass.
+	polite int64
 	// inbound is what READ responses that were asked for will take of our own buffer.
 	inbound int64
 
@@ -123,7 +132,8 @@ func (w *Window) HasRoom() bool {
 		return true
 	}
 	room := false
-	if w.need != 0 && (w.used == 0 || w.used+max(w.need, w.limit/4) <= w.limit) {
+	limit := w.most(w.need)
+	if w.need != 0 && (w.used == 0 || w.used+max(w.need, limit/4) <= limit) {
 		w.need, room = 0, true
 	}
 	if w.needReads != 0 && (w.inbound == 0 || w.inbound+w.needReads <= int64(w.cfg.Reads)) {
@@ -157,7 +167,26 @@ func (w *Window) refuse(cost int64) {
 	}
 }
 
-func (w *Window) charge(n int64) { w.used += n }
+// most is what a packet of this cost may fill the window up to.
+func (w *Window) most(cost int64) int64 {
+	if w.polite > 0 && cost > smallCost {
+		return min(w.limit, politeLimit)
+	}
+	return w.limit
+}
+
+func (w *Window) charge(n int64) {
+	w.used += n
+	w.polite -= min(n, w.polite)
+}
+
+// passing tells the window that a small message left, alone on its queue pair, behind n bytes of
+// others.
+func (w *Window) passing(n int64) {
+	if n > politeLimit/2 {
+		w.polite = politeSpan
+	}
+}
 
 // release gives n bytes back without a word on how it went: they were sent again.
 func (w *Window) release(n int64) {
@@ -192,7 +221,7 @@ func (w *Window) lost(now verbs.Instant, silence bool) {
 	case !silence:
 		w.cut(now, 7, 10, windowFloor)
 		w.spared = 0
-	case w.used*2 >= w.limit:
+	case w.used*2 >= w.most(smallCost+1):
 		limit, slowFrom := w.limit, w.slowFrom
 		if w.cut(now, 1, 2, windowFloor) && w.spared == 0 {
 			w.spared, w.sparedSlow = limit, slowFrom

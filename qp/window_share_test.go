@@ -179,3 +179,116 @@ func TestWindowFullLetsFirstPacketGo(t *testing.T) {
 		})
 	}
 }
+
+// While small messages of one queue pair pass, bulk of another fills less of the window that they
+// share, and waits for no timer; when they have stopped it fills all of it again.
+func TestBulkLetsSmallPass(t *testing.T) {
+	const full, message = 768 << 10, 1 << 20
+	shared := NewWindow(WindowConfig{Initial: full, Max: full, PSNs: 1 << 13, Trains: true})
+	bulk := newPair(t, options{mtu: verbs.MTU4096, memSize: message})
+	small := newPair(t, options{mtu: verbs.MTU4096})
+	for _, p := range []*pair{bulk, small} {
+		p.state(p.a, verbs.QPReset)
+		p.a.q.SetWindow(shared)
+		p.a.win = shared
+		p.to(p.a, verbs.QPRTS)
+	}
+	bulk.a.shares, small.a.shares = []*QP{small.a.q}, []*QP{bulk.a.q}
+	// turn has the bulk's peer answer all but some of what is under way, and bulk go on.
+	turn := func(keep int) {
+		bulk.a.wcs = bulk.a.wcs[:0]
+		for bulk.a.q.sq.InUse() < 8 {
+			bulk.post(bulk.a, sendWR(verbs.RDMAWrite, 1, 0, message))
+		}
+		out := bulk.a.take()
+		n := max(len(out)-keep, 0)
+		bulk.deliver(bulk.b, out[:n]...)
+		bulk.pump(bulk.b)
+		bulk.deliver(bulk.a, bulk.b.take()...)
+		shared.HasRoom()
+		bulk.pump(bulk.a)
+		bulk.a.out = append(out[n:len(out):len(out)], bulk.a.out...)
+	}
+	ping := func() {
+		small.postRecv(small.b, 1, 0, 64)
+		small.post(small.a, sendWR(verbs.Send, 1, 0, 64))
+		small.pump(small.a)
+		if len(small.a.out) != 1 {
+			t.Fatal("a small message waits for room")
+		}
+		small.run()
+	}
+	turn(0)
+	if shared.Used() < full*9/10 {
+		t.Fatalf("bulk alone has %d bytes under way", shared.Used())
+	}
+	for i := range 50 {
+		ping()
+		turn(i % 7)
+		if n := shared.Used(); i > 0 && n > politeLimit || n == 0 {
+			t.Fatalf("beside small messages, turn %d: %d bytes under way", i, n)
+		}
+	}
+	moved := 0
+	for shared.Used() < full*9/10 {
+		before := shared.Used()
+		turn(0)
+		if moved += before; moved > politeSpan+full {
+			t.Fatal("bulk stays polite")
+		}
+	}
+	if moved < politeSpan*9/10 {
+		t.Errorf("polite for %d bytes only", moved)
+	}
+	if n := bulk.a.env.Counters.EarlyRetransmits.Load(); n != 0 {
+		t.Errorf("%d early retransmissions", n)
+	}
+}
+
+// Politeness comes between packets of messages that have asked for no answer yet: they go on
+// until one has, or nobody would ever answer.
+func TestPoliteInMidMessage(t *testing.T) {
+	const full, message = 768 << 10, 1 << 20
+	shared := NewWindow(WindowConfig{Initial: full, Max: full, PSNs: 1 << 13, Trains: true})
+	var pairs [3]*pair
+	for i := range pairs {
+		p := newPair(t, options{mtu: verbs.MTU4096, memSize: message})
+		p.state(p.a, verbs.QPReset)
+		p.a.q.SetWindow(shared)
+		p.a.win = shared
+		p.to(p.a, verbs.QPRTS)
+		pairs[i] = p
+	}
+	x, y, small := pairs[0], pairs[1], pairs[2]
+	for _, p := range pairs[:2] {
+		p.post(p.a, sendWR(verbs.RDMAWrite, 1, 0, message))
+		for range 24 {
+			var out Out
+			if p.a.q.NextPacket(p.now, &out) != NextPacket || out.Packet.AckReq {
+				t.Fatal("a bulk packet does not leave, or asks")
+			}
+			p.a.out = append(p.a.out, p.encode(p.a, &out))
+		}
+	}
+	small.postRecv(small.b, 1, 0, 64)
+	small.post(small.a, sendWR(verbs.Send, 1, 0, 64))
+	var out Out
+	if small.a.q.NextPacket(small.now, &out) != NextPacket {
+		t.Fatal("a small message waits for room")
+	}
+	if shared.Used() < politeLimit || shared.polite == 0 {
+		t.Fatal("the window is not in the state that this is about")
+	}
+	for _, p := range []*pair{x, y} {
+		asks := false
+		for !asks {
+			if p.a.q.NextPacket(p.now, &out) != NextPacket {
+				t.Fatal("stands still, and nobody was asked for an answer")
+			}
+			asks = out.Packet.AckReq
+		}
+		if p.a.q.NextPacket(p.now, &out) == NextPacket {
+			t.Error("goes on though small messages want to pass")
+		}
+	}
+}
