@@ -44,7 +44,7 @@ const (
 	// politeLimit is what packets that are not small may fill of a window while small ones want
 	// to pass: they share the peer's socket, which is emptied in order. It is so for as many
 	// bytes as politeSpan after the last of those.
-	politeLimit = 192 << 10
+	politeLimit = 256 << 10
 	politeSpan  = 16 << 20
 	// maxReadChunk bounds the response packets of one READ request.
 	maxReadChunk = 1 << 15

@@ -262,7 +262,7 @@ func TestPoliteInMidMessage(t *testing.T) {
 	x, y, small := pairs[0], pairs[1], pairs[2]
 	for _, p := range pairs[:2] {
 		p.post(p.a, sendWR(verbs.RDMAWrite, 1, 0, message))
-		for range 24 {
+		for range 30 {
 			var out Out
 			if p.a.q.NextPacket(p.now, &out) != NextPacket || out.Packet.AckReq {
 				t.Fatal("a bulk packet does not leave, or asks")
