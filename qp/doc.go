@@ -29,8 +29,8 @@
 // complete WQEs in order (ack.go, complete.go). What is lost is sent again from the oldest
 // unanswered packet on: when the peer says so, when an answer jumps over another, after the
 // ack timeout, or early, when the measured round trip says that an answer is overdue
-// (retransmit.go); to a silent peer one packet, until it answers. Everything the queue pairs of a wire have in flight to one peer is charged
-// to one Window (window.go).
+// (retransmit.go); to a silent peer one packet, until it answers. Everything the queue pairs
+// of a wire have in flight to one peer is charged to one Window (window.go).
 //
 // # The shared receive queue
 //
