@@ -103,3 +103,11 @@ func Watched(d *Device) bool {
 	}
 	return false
 }
+
+// Tracked returns how many objects Close would end, and the most there were since the map that
+// holds them was made.
+func Tracked(d *Device) (n, most int) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return len(d.objects), d.most
+}

@@ -121,3 +121,33 @@ func TestIdleConnectionMemory(t *testing.T) {
 func hostAddr(n int) string {
 	return netip.AddrFrom4([4]byte{127, 1, byte(n), 1}).String()
 }
+
+// TestAfterCrowd: when nearly all objects of a device are gone, those that are left move to a
+// smaller place, where Close finds them.
+func TestAfterCrowd(t *testing.T) {
+	dev := open(t, "127.2.60.1", transport.Config{})
+	const crowd, left = 1500, 20
+	cqs := make([]*transport.CQ, crowd)
+	for i := range cqs {
+		var err error
+		if cqs[i], err = dev.CreateCQ(1); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, cq := range cqs[left:] {
+		if err := cq.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n, most := transport.Tracked(dev); n != left || most > crowd/16 {
+		t.Errorf("%d objects in a place for %d, want %d in one that is smaller", n, most, left)
+	}
+	if err := dev.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for i, cq := range cqs[:left] {
+		if _, err := cq.Next(t.Context()); !errors.Is(err, transport.ErrClosed) {
+			t.Errorf("queue %d after the device was closed: %v", i, err)
+		}
+	}
+}
