@@ -59,6 +59,10 @@
 // when nothing else is under way to that peer; otherwise what is posted goes out with the next
 // step, in batches.
 //
+// On a machine with one CPU, set GOMAXPROCS to 2. A waiter sleeps in a system call, and Go's
+// monitor wakes up every 20 us to take the only processor away from it: a round trip takes
+// twice as long.
+//
 // An acknowledgement leaves with the next step, or together with what the receiver posts. A
 // program that takes a message by Poll and then neither polls, posts nor waits leaves it to
 // the device's thread, which is a few milliseconds later.

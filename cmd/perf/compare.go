@@ -54,7 +54,7 @@ ucx_perftest and fi_pingpong if they are installed.`,
 	f.Var(whole[int]{&c.rounds, 1, 1000}, "rounds", "runs of each")
 	f.Var(seconds{&c.each, 10 * time.Millisecond, time.Minute}, "each", "how long a run measures")
 	f.Var(seconds{&c.budget, time.Second, 24 * time.Hour}, "budget", "begin no round after this time, and repeat nothing that would take longer")
-	f.Var(whole[int]{&c.procs, 0, 256}, "procs", "GOMAXPROCS of every process that is measured; 0 is the runtime's choice, which is 1 on one CPU")
+	f.Var(whole[int]{&c.procs, 0, 256}, "procs", "GOMAXPROCS of every process that is measured; 0 is the runtime's choice, but at least 2 where the process is ours")
 	f.Var(whole[int]{&c.idle, 1, 120_000}, "idle", "how many connections the row of idle ones has")
 	f.StringVar(&c.only, "only", "", "only the rows that match `REGEXP`")
 	f.StringVar(&c.peers, "peers", "bench/peers", "the program of bench/peers, or the `FOLDER` to build it from")

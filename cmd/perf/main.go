@@ -13,6 +13,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"runtime"
 	"strings"
 	"syscall"
 
@@ -20,10 +21,19 @@ import (
 )
 
 func main() {
+	twoProcessors()
 	signals := make(chan os.Signal, 2)
 	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
 	a := &app{stdout: os.Stdout, stderr: os.Stderr, signals: signals}
 	os.Exit(a.run(context.Background(), os.Args[1:]))
+}
+
+// twoProcessors has the runtime run goroutines on two threads where it would on one, for want of
+// CPUs, unless the environment says how many: see the package transport on machines with one CPU.
+func twoProcessors() {
+	if os.Getenv("GOMAXPROCS") == "" && runtime.GOMAXPROCS(0) == 1 {
+		runtime.GOMAXPROCS(2)
+	}
 }
 
 // app is what commands share: where they write, and the signals that end them.
