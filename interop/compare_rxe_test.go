@@ -59,8 +59,9 @@ func (c contest) String() string {
 	return fmt.Sprintf("%s, %s, %s, MTU %v", c.test, size, how, c.mtu)
 }
 
-// contests are the rows of the table. write_lat has no completion to sleep on. Under
-// emulation a packet takes some tens of microseconds at least, so counts are small.
+// contests are the rows of the table. write_lat has no completion to sleep on, and ib_write_bw
+// with events does not end over rxe. Under emulation a packet takes some tens of microseconds
+// at least, so counts are small.
 func contests() (rows []contest) {
 	for _, events := range []bool{false, true} {
 		for _, test := range []string{"send_lat", "write_lat"} {
@@ -69,6 +70,9 @@ func contests() (rows []contest) {
 			}
 		}
 		for _, test := range []string{"send_bw", "write_bw"} {
+			if events && test == "write_bw" {
+				continue
+			}
 			rows = append(rows,
 				contest{test: test, size: 64 << 10, count: 200, depth: 64, mtu: verbs.MTU1024, events: events},
 				contest{test: test, size: 1 << 20, count: 20, depth: 8, mtu: verbs.MTU1024, events: events})
