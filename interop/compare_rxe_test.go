@@ -240,7 +240,10 @@ func (c contest) run(ctx context.Context, s *contender, server, client *rig) (fl
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	serve := s.command(c, server.addr4())
-	p, err := server.start(ctx, fmt.Sprintf("rm -f %[1]s; exec %[2]s >%[1]s 2>&1", said, serve))
+	if _, err := server.guest(ctx, "rm -f "+said); err != nil { // or the last server's would seem to be ready
+		return 0, err
+	}
+	p, err := server.start(ctx, fmt.Sprintf("exec %s >%s 2>&1", serve, said))
 	if err != nil {
 		return 0, err
 	}
