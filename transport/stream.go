@@ -42,6 +42,7 @@ type Stream struct {
 
 	rlock, wlock sync.Mutex    // one reader, one writer at a time
 	nudged       verbs.Instant // when the writer last drove the wire; under wlock
+	nudges       uint32        // how often; under wlock
 	r, w, c      waiter        // the reader, the writer, and who closes
 	rdl, wdl     deadline
 	ldl          deadline // how long Close waits

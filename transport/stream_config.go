@@ -17,7 +17,7 @@ import (
 // StreamConfig says how streams are made. The zero value is useful.
 type StreamConfig struct {
 	// SendBuffer is how many bytes may be under way that the peer has not acknowledged,
-	// RecvBuffer how many it may send before they are read: 0 means 512 KiB, otherwise 4096
+	// RecvBuffer how many it may send before they are read: 0 means 1 MiB, otherwise 4096
 	// to 512 MiB; RecvBuffer is rounded up to an even number. Both are memory that the stream
 	// holds. The peer's buffer is used by halves, and a message fits into one.
 	SendBuffer, RecvBuffer int
@@ -120,7 +120,7 @@ func (m *streamMemory) close() {
 
 // Defaults of StreamConfig.
 const (
-	streamBuffer   = 512 << 10
+	streamBuffer   = 1 << 20
 	streamMessages = 384
 	streamLinger   = time.Second
 	maxMessages    = 4096

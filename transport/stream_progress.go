@@ -277,15 +277,24 @@ func (s *Stream) fail(err error) error {
 // driveEvery is how long a writer that need not wait lets the wire be before it drives it
 // again: what it posts meanwhile, behind a message that is under way, goes out together. It
 // counts from the end of the drive, or writes of 64 KiB, which take as long to send, would each
-// be followed by one, with a look at the socket that mostly finds nothing.
-const driveEvery = 20 * time.Microsecond
+// be followed by one. Only one time in lookEvery it looks at the socket, where mostly nothing is.
+const (
+	driveEvery = 20 * time.Microsecond
+	lookEvery  = 4
+)
 
 // nudge drives the wire if it is time to. The caller holds wlock.
 func (s *Stream) nudge() {
-	if s.dev.now()-s.nudged >= verbs.Instant(driveEvery) {
-		s.qp.port.drive()
-		s.nudged = s.dev.now()
+	if s.dev.now()-s.nudged < verbs.Instant(driveEvery) {
+		return
 	}
+	p := s.qp.port
+	if s.nudges++; s.nudges%lookEvery != 0 {
+		p.role.TryDrive(p.transmit)
+	} else {
+		p.drive()
+	}
+	s.nudged = s.dev.now()
 }
 
 // keepalive is the timer's function.

@@ -98,7 +98,8 @@ func (w *Wire) agree(q *QP, x extension) {
 	p.window.Configure(qp.WindowConfig{
 		// Our other wires may send to the same socket, and each has a window of its own.
 		Initial: min(int(x.buffer/4)/w.cfg.Wires, maxWindow/2), Max: min(int(x.buffer/2)/w.cfg.Wires, maxWindow), PSNs: extPSNs,
-		Reads:  min(caps.RecvBuffer/4, maxWindow),
+		// The other half of our buffer than that in which the peer sends by itself.
+		Reads:  min(caps.RecvBuffer/2, maxWindow),
 		Trains: x.trains && caps.MaxSegs > 1,
 	})
 }
