@@ -78,8 +78,8 @@ func (w *Wire) offer(private []byte, room int, sender uint32, allowed bool) []by
 	return full
 }
 
-// Windows towards Doorbell peers. A quarter of the peer's buffer at first and half of it at
-// the most leave room for other peers of the same socket. Beyond some hundred kilobytes a
+// Windows towards Doorbell peers: a quarter of the peer's buffer at first and five eighths of it
+// at the most, for a stock buffer is small. With room to spare, beyond some hundred kilobytes a
 // window gains nothing but colder caches, and whatever else goes to the same peer waits behind
 // it.
 const (
@@ -97,9 +97,9 @@ func (w *Wire) agree(q *QP, x extension) {
 	caps := w.link.Caps()
 	p.window.Configure(qp.WindowConfig{
 		// Our other wires may send to the same socket, and each has a window of its own.
-		Initial: min(int(x.buffer/4)/w.cfg.Wires, maxWindow/2), Max: min(int(x.buffer/2)/w.cfg.Wires, maxWindow), PSNs: extPSNs,
-		// The other half of our buffer than that in which the peer sends by itself.
-		Reads:  min(caps.RecvBuffer/2, maxWindow),
+		Initial: min(int(x.buffer/4)/w.cfg.Wires, maxWindow/2), Max: min(int(x.buffer/8*5)/w.cfg.Wires, maxWindow), PSNs: extPSNs,
+		// What a peer that sends by itself leaves of our buffer.
+		Reads:  min(caps.RecvBuffer/8*3, maxWindow),
 		Trains: x.trains && caps.MaxSegs > 1,
 	})
 }
