@@ -198,7 +198,6 @@ func (b *Bell) wait(ctx context.Context, t Ticket, s *sleeper, timeout time.Dura
 		} else {
 			s.timer.Reset(timeout)
 		}
-		defer s.timer.Stop()
 		expired = s.timer.C
 	}
 	for !b.rung(t) {
@@ -270,8 +269,12 @@ func (b *Bell) delist(s *sleeper) {
 	b.giveBack(s)
 }
 
-// giveBack keeps s, which is on no list and has no token coming, for the next sleeper.
+// giveBack keeps s, which is on no list and has no token coming, for the next sleeper, who may
+// set its timer at once.
 func (b *Bell) giveBack(s *sleeper) {
+	if s.timer != nil {
+		s.timer.Stop()
+	}
 	b.mu.Lock()
 	s.prev, s.next = nil, nil
 	if b.spares < maxSpare {

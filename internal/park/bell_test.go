@@ -470,3 +470,35 @@ func TestWakerManyBells(t *testing.T) {
 	})
 	wg.Wait()
 }
+
+// TestBellTimeouts: sleepers that come and go hand each other what they sleep on, and each wakes
+// up when its own time is over.
+func TestBellTimeouts(t *testing.T) {
+	withProcs(t, func(t *testing.T) {
+		var b Bell
+		var wg sync.WaitGroup
+		for range 4 {
+			wg.Go(func() {
+				for range 5 * *lossRounds {
+					if err := b.Sleep(t.Context(), b.Arm(), time.Microsecond); !errors.Is(err, os.ErrDeadlineExceeded) {
+						t.Errorf("got %v", err)
+						return
+					}
+				}
+			})
+		}
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			wg.Wait()
+		}()
+		select {
+		case <-done:
+		case <-time.After(hung):
+			b.Ring()
+			t.Error("one sleeps on, though its time is over")
+			<-done
+		}
+		idle(t, &b)
+	})
+}
