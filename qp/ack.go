@@ -182,8 +182,12 @@ func (q *QP) ackTo(now verbs.Instant, end uint64) bool {
 func (q *QP) advance(now verbs.Instant, to uint64) {
 	r := &q.req
 	if r.probe {
-		if r.probe = false; to > r.nxt {
+		r.probe = false
+		switch {
+		case to > r.nxt:
 			q.win.needless()
+		case to < r.max:
+			q.win.needful()
 		}
 	}
 	if r.nxt-r.una > to-r.una {

@@ -238,6 +238,9 @@ func (w *Window) needless() {
 	w.spared = 0
 }
 
+// needful tells the window that what was taken for lost by silence was.
+func (w *Window) needful() { w.spared = 0 }
+
 // cut shrinks the window, not below floor, and reports whether it was time to.
 func (w *Window) cut(now verbs.Instant, num, den, floor int64) bool {
 	if w.everCut && now.Sub(w.cutAt) < max(w.srtt, time.Millisecond) {
