@@ -261,7 +261,7 @@ func (x *wireFuzzer) deliver(b []byte) {
 		for range how >> 5 {
 			rx.Buf = append(rx.Buf, b...)
 		}
-		rx.Buf = rx.Buf[:len(rx.Buf)-int(how>>3&3)]
+		rx.Buf = rx.Buf[:max(len(rx.Buf)-int(how>>3&3), 0)]
 	}
 	x.pipe.inbox = append(x.pipe.inbox, rx)
 }
