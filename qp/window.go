@@ -220,7 +220,7 @@ func (w *Window) lost(now verbs.Instant, silence bool) {
 	switch {
 	case !silence:
 		w.cut(now, 7, 10, windowFloor)
-		w.spared = 0
+		w.needful()
 	case w.used*2 >= w.most(smallCost+1):
 		limit, slowFrom := w.limit, w.slowFrom
 		if w.cut(now, 1, 2, windowFloor) && w.spared == 0 {
