@@ -59,6 +59,7 @@ func (l *loop) carry(from *node) (n int) {
 			l.out.Packet.Payload = l.out.Gather[0]
 		}
 		from.peer.q.HandlePacket(l.p.now, &l.out.Packet)
+		from.q.Sent(l.p.now)
 		n++
 	}
 	for _, c := range from.env.Dirty {

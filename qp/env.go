@@ -65,7 +65,7 @@ type Out struct {
 	// N is the number of pieces in use, Len their total length.
 	N, Len int
 	// Unstable says that the memory may legally change before the packet has left (READ
-	// responses; UC and UD, whose sends complete at once): copy first, then checksum the copy.
+	// responses; UC and UD, whose sends complete when Sent says so): copy first, then checksum the copy.
 	Unstable bool
 }
 

@@ -159,7 +159,9 @@ func (x *fuzzer) step() {
 		x.modify(in.byte())
 	case 14:
 		x.q.Service(x.p.now)
-		x.q.NextPacket(x.p.now, &x.n.scratch)
+		if x.q.NextPacket(x.p.now, &x.n.scratch) == NextPacket {
+			x.q.Sent(x.p.now)
+		}
 	case 15:
 		if in.byte() == 7 {
 			x.n.remote.dead = true

@@ -379,6 +379,7 @@ func (p *pair) pump(n *node) {
 			break
 		}
 		n.out = append(n.out, p.encode(n, &n.scratch))
+		n.q.Sent(p.now)
 	}
 	if n.q.State() == verbs.QPErr {
 		for n.q.Service(p.now) {
@@ -416,6 +417,17 @@ func (p *pair) encode(n *node, out *Out) []byte {
 		p.sent(n, &out.Packet)
 	}
 	return append(out.Packet.Append(nil), 0, 0, 0, 0)
+}
+
+// next lets n send one packet, which must not be refused, and returns it encoded.
+func (p *pair) next(n *node) []byte {
+	p.t.Helper()
+	if next := n.q.NextPacket(p.now, &n.scratch); next != NextPacket {
+		p.t.Fatalf("%s: no packet: %v", n.name, next)
+	}
+	b := p.encode(n, &n.scratch)
+	n.q.Sent(p.now)
+	return b
 }
 
 // deliver hands encoded packets to n.

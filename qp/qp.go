@@ -300,8 +300,8 @@ var (
 )
 
 // NextPacket fills out with the next packet to send: what the responder owes comes first,
-// then requests. The state moves on as if the packet had been sent. out.Packet.Payload and
-// Pad stay empty.
+// then requests. Once the packet is sent or copied, and before anything else is asked of the
+// queue pair, Sent says so. out.Packet.Payload and Pad stay empty.
 func (q *QP) NextPacket(now verbs.Instant, out *Out) Next {
 	if debug {
 		defer q.mustHold()
@@ -327,6 +327,15 @@ func (q *QP) NextPacket(now verbs.Instant, out *Out) Next {
 		return q.nextUnreliable(now, out)
 	}
 	return q.nextRequest(now, out)
+}
+
+// Sent says that what NextPacket handed out was sent, or copied where out is Unstable: its memory
+// is not read any more. Of a reliable queue pair the peer's acknowledgement frees a request; of
+// the others the next poster may have its slot as soon as this returns.
+func (q *QP) Sent(now verbs.Instant) {
+	if q.typ != verbs.RC {
+		q.departed(now)
+	}
 }
 
 // header fills the fields that all our packets share.

@@ -45,7 +45,6 @@ func (q *QP) nextUC(now verbs.Instant, out *Out, w *SendWQE, fresh bool) Next {
 		p.Imm = w.ImmData
 		p.Solicited = w.Flags&verbs.Solicited != 0 && solicitedOps>>w.Opcode&1 != 0
 	}
-	q.departed(now, w, last)
 	return NextPacket
 }
 

@@ -12,7 +12,7 @@ import (
 const ownQKey = 1 << 31
 
 // nextDatagram sends a message of UD: one packet. out.AH says where to.
-func (q *QP) nextDatagram(now verbs.Instant, out *Out, w *SendWQE) Next {
+func (q *QP) nextDatagram(now verbs.Instant, out *Out, w *SendWQE, fresh bool) Next {
 	r := &q.req
 	mtu, ok := uint32(0), false
 	if q.env.AHs != nil {
@@ -20,14 +20,16 @@ func (q *QP) nextDatagram(now verbs.Instant, out *Out, w *SendWQE) Next {
 	}
 	switch {
 	case !ok:
-		return q.failUnreliable(now, verbs.LocQPOpErr, true)
+		return q.failUnreliable(now, verbs.LocQPOpErr, fresh)
 	case w.Length > mtu:
-		return q.failUnreliable(now, verbs.LocLenErr, true)
+		return q.failUnreliable(now, verbs.LocLenErr, fresh)
 	}
 	if st := q.gather(out, r.cur, w, 0, w.Length); st != verbs.WCSuccess {
-		return q.failUnreliable(now, st, true)
+		return q.failUnreliable(now, st, fresh)
 	}
-	q.begin(1)
+	if fresh {
+		q.begin(1)
+	}
 	out.Unstable = true
 	out.AH = w.AH
 	p := &out.Packet
@@ -43,7 +45,6 @@ func (q *QP) nextDatagram(now verbs.Instant, out *Out, w *SendWQE) Next {
 	if w.RemoteQKey&ownQKey != 0 {
 		p.DETH.QKey = q.attr.QKey
 	}
-	q.departed(now, w, true)
 	return NextPacket
 }
 

@@ -9,8 +9,9 @@ import (
 
 // What UC and UD have in common. Nothing is acknowledged, so nothing is ever in flight: the
 // requester's una, nxt and max are one number, no timer runs, and no window is charged. A
-// send is complete when its last packet was handed out; therefore each packet is Unstable,
-// for the program may have its memory back before the link has taken it.
+// send is complete, and its slot free, once the wire says of its last packet that it was Sent;
+// therefore each packet is Unstable, for the program may have its memory back before the link
+// has taken it.
 
 // AddressHandles is how a queue pair asks its wire about address handles. Only the wire's
 // owner calls it.
@@ -38,7 +39,7 @@ func (q *QP) nextUnreliable(now verbs.Instant, out *Out) Next {
 			q.doLocal(now, r.cur)
 			r.cur = q.sq.taken
 		case q.typ == verbs.UD:
-			return q.nextDatagram(now, out, w)
+			return q.nextDatagram(now, out, w, fresh)
 		default:
 			return q.nextUC(now, out, w, fresh)
 		}
@@ -46,14 +47,15 @@ func (q *QP) nextUnreliable(now verbs.Instant, out *Out) Next {
 	return NextNothing
 }
 
-// departed moves past a packet; the last one completes its message.
-func (q *QP) departed(now verbs.Instant, w *SendWQE, last bool) {
+// departed moves past the packet at nxt; the last one completes its message.
+func (q *QP) departed(now verbs.Instant) {
 	r := &q.req
 	r.nxt++
 	r.una, r.max, r.asked = r.nxt, r.nxt, r.nxt
-	if !last {
+	if r.nxt != q.spanAt(r.cur).end() {
 		return
 	}
+	w := q.sq.at(r.cur)
 	ok := w.Flags&verbs.Signaled == 0 || q.complete(r.cur, verbs.WCSuccess)
 	r.cur++
 	q.sq.retire(1)

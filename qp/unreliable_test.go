@@ -413,8 +413,8 @@ func TestUnreliableGate(t *testing.T) {
 				t.Fatal("something left in RTR")
 			}
 			p.modify(p.a, p.rtsAttr(p.a))
-			p.a.q.NextPacket(p.now, &p.a.scratch)
-			p.a.q.NextPacket(p.now, &p.a.scratch)
+			p.next(p.a)
+			p.next(p.a)
 			p.modify(p.a, &verbs.QPAttr{Mask: verbs.AttrState | verbs.AttrEnSQDAsyncNotify, State: verbs.QPSQD, EnSQDAsyncNotify: true})
 			p.post(p.a, wr(4, 10))
 			p.pump(p.a)
@@ -427,6 +427,44 @@ func TestUnreliableGate(t *testing.T) {
 			p.wantWCs(p.a, "3:SEND", "4:SEND")
 			if n, _ := p.a.q.Published(); n != 3 {
 				t.Errorf("published %d, want 3", n)
+			}
+		})
+	}
+}
+
+// The slot of an unreliable send, and the inline data in it, stay the wire's until it has copied
+// them: only then may a poster have the slot, and only then is the send complete.
+func TestUnreliableSlotUntilSent(t *testing.T) {
+	for _, o := range []options{uc(options{}), ud(options{})} {
+		t.Run(o.typ.String(), func(t *testing.T) {
+			p := newPair(t, o)
+			wr := func(id int) verbs.SendWR {
+				wr := verbs.SendWR{Opcode: verbs.Send, WRID: uint64(id), InlineData: []byte{byte(id)}, Flags: verbs.Signaled}
+				if o.typ == verbs.UD {
+					to := datagram(p.b, verbs.Send, 0, 0)
+					wr.AH, wr.RemoteQPN, wr.RemoteQKey = to.AH, to.RemoteQPN, to.RemoteQKey
+				}
+				return wr
+			}
+			depth := p.a.q.Cap().MaxSendWR
+			for id := range depth {
+				p.post(p.a, wr(id))
+			}
+			for id := range depth {
+				if next := p.a.q.NextPacket(p.now, &p.a.scratch); next != NextPacket {
+					t.Fatalf("packet %d: %v", id, next)
+				}
+				if _, _, err := p.a.q.PostSend([]verbs.SendWR{wr(99)}); err != verbs.ErrQueueFull {
+					t.Fatalf("packet %d: a post before it was sent: %v", id, err)
+				}
+				if got := p.a.scratch.Gather[0]; len(got) != 1 || got[0] != byte(id) {
+					t.Fatalf("packet %d holds %x", id, got)
+				}
+				if p.a.cq.Commit(); p.a.cq.Len() != id {
+					t.Fatalf("packet %d: complete before it was sent", id)
+				}
+				p.a.q.Sent(p.now)
+				p.post(p.a, wr(depth+id))
 			}
 		})
 	}
@@ -576,8 +614,7 @@ func TestUnreliableLives(t *testing.T) {
 	p := newPair(t, uc(options{}))
 	p.postRecv(p.b, 7, 0, 8192)
 	p.post(p.a, sendWR(verbs.Send, 1, 0, 5000), sendWR(verbs.Send, 2, 0, 10))
-	p.a.q.NextPacket(p.now, &p.a.scratch)
-	p.deliver(p.b, p.encode(p.a, &p.a.scratch))
+	p.deliver(p.b, p.next(p.a))
 	p.state(p.b, verbs.QPErr)
 	p.state(p.a, verbs.QPErr)
 	p.pump(p.a)
@@ -588,8 +625,7 @@ func TestUnreliableLives(t *testing.T) {
 	p = newPair(t, uc(options{psnA: 9}))
 	p.postRecv(p.b, 7, 0, 8192)
 	p.post(p.a, sendWR(verbs.Send, 1, 0, 5000))
-	p.a.q.NextPacket(p.now, &p.a.scratch)
-	p.deliver(p.b, p.encode(p.a, &p.a.scratch))
+	p.deliver(p.b, p.next(p.a))
 	for _, n := range []*node{p.a, p.b} {
 		p.state(n, verbs.QPReset)
 		p.to(n, verbs.QPRTS)

@@ -433,6 +433,7 @@ func (e *engines) carry(from int) (n int) {
 			p.Payload = e.out.Gather[0]
 		}
 		e.q[1-from].HandlePacket(e.now, p)
+		e.q[from].Sent(e.now)
 		n++
 	}
 	for i := range e.env {

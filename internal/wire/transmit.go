@@ -130,6 +130,7 @@ packets:
 		switch q.q.NextPacket(now, &w.out) {
 		case qp.NextPacket:
 			w.tx.packet(now, q, &w.out)
+			q.q.Sent(now)
 			bytes += w.out.Len
 			work++
 			if work == packetsEach {
