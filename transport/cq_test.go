@@ -3,7 +3,9 @@ package transport_test
 import (
 	"context"
 	"errors"
+	"runtime"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -310,4 +312,27 @@ func TestCQCloseForgetsEvents(t *testing.T) {
 		}
 		cq = createCQ(t, dev, 1)
 	}
+}
+
+// TestPollersYieldOneProcessor: where one goroutine runs at a time, a poller that finds nothing lets
+// the others run, among whom the peer may be.
+func TestPollersYieldOneProcessor(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
+	dev := open(t, "127.1.40.1", transport.Config{})
+	cq, err := dev.CreateCQ(1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var ran atomic.Bool
+	go ran.Store(true)
+	var wc [1]verbs.WC
+	for range 100 {
+		if n := cq.Poll(wc[:]); n != 0 {
+			t.Fatal(wc)
+		}
+		if ran.Load() {
+			return
+		}
+	}
+	t.Error("a poller kept the only processor to itself")
 }

@@ -36,13 +36,17 @@ type port struct {
 
 	mail *mailbox // what other wires were sent and is for this one; nil with one wire
 
+	yields   bool   // pollers yield after each step
 	transmit func() // sends what posters left; made once, so that a post allocates nothing
 	failed   bool   // the link's death was reported; owner of the role
 	done     chan struct{}
 }
 
 func newPort(d *Device, index int, sock *udp.Socket) (*port, error) {
-	p := &port{dev: d, index: index, sock: sock, done: make(chan struct{})}
+	p := &port{
+		dev: d, index: index, sock: sock, done: make(chan struct{}),
+		yields: !udp.Direct || runtime.GOMAXPROCS(0) == 1,
+	}
 	var tap wire.Tap
 	if d.tap != nil {
 		tap = d.tap
@@ -92,9 +96,10 @@ func (p *port) do(f func() error) (err error) {
 
 // drive makes one step if nobody else drives.
 func (p *port) drive() {
-	// Whoever polls may spin. An owner that was preempted in mid-step, and the socket's reader
-	// when there is one, need a processor, and the scheduler takes none from a spinner for 10 ms.
-	if !p.role.Poll(1) || !udp.Direct {
+	// Whoever polls may spin. An owner that was preempted in mid-step, the socket's reader when
+	// there is one, and everybody else where one goroutine runs at a time, need a processor, and the
+	// scheduler takes none from a spinner for 10 ms.
+	if !p.role.Poll(1) || p.yields {
 		runtime.Gosched()
 	}
 }
