@@ -91,6 +91,7 @@ func (s *responder) silence() {
 // READ resources, length, R_Key.
 func (q *QP) handleRequest(now verbs.Instant, p *roce.Packet) {
 	s := &q.resp
+	q.win.arrived(uint32(len(p.Payload)))
 	switch d := p.PSN.Sub(psnOf(s.epsn)); {
 	case d < 0:
 		q.env.Counters.Duplicates.Add(1)

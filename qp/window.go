@@ -21,6 +21,9 @@ type WindowConfig struct {
 	// 128 KiB. Responses are not acknowledged, so only the requester can pace them: it
 	// asks for no more than this at a time.
 	Reads int
+	// ReadsAlone is the same as long as the peer sends next to nothing by itself; less than
+	// Reads means Reads.
+	ReadsAlone int
 	// Trains says that what we send in a train arrives in the peer's socket as one buffer.
 	Trains bool
 }
@@ -46,6 +49,12 @@ const (
 	// bytes as politeSpan after the last of those.
 	politeLimit = 256 << 10
 	politeSpan  = 16 << 20
+	// theirsLimit is how much the peer may have sent by itself lately and still be one who sends
+	// nothing; theirsMost bounds how much is remembered, and theirsFade how much more READ
+	// responses it takes to forget it.
+	theirsLimit = 64 << 10
+	theirsMost  = 1 << 20
+	theirsFade  = 16
 	// maxReadChunk bounds the response packets of one READ request.
 	maxReadChunk = 1 << 15
 )
@@ -81,6 +90,8 @@ type Window struct {
 	polite int64
 	// inbound is what READ responses that were asked for will take of our own buffer.
 	inbound int64
+	// theirs is what the peer has sent by itself lately: it shares our buffer with them.
+	theirs int64
 
 	srtt, rttvar, minRTT time.Duration // srtt 0: nothing measured yet
 
@@ -118,6 +129,7 @@ func (w *Window) Configure(cfg WindowConfig) {
 	def(&cfg.Max, max(defaultMax, cfg.Initial))
 	def(&cfg.PSNs, defaultPSNs)
 	def(&cfg.Reads, defaultReads)
+	cfg.ReadsAlone = max(cfg.ReadsAlone, cfg.Reads)
 	cfg.PSNs = min(cfg.PSNs, maxPSNs)
 	cfg.Initial = min(cfg.Initial, cfg.Max)
 	w.cfg = cfg
@@ -136,7 +148,7 @@ func (w *Window) HasRoom() bool {
 	if w.need != 0 && (w.used == 0 || w.used+max(w.need, limit/4) <= limit) {
 		w.need, room = 0, true
 	}
-	if w.needReads != 0 && (w.inbound == 0 || w.inbound+w.needReads <= int64(w.cfg.Reads)) {
+	if w.needReads != 0 && (w.inbound == 0 || w.inbound+w.needReads <= w.readLimit()) {
 		w.needReads, room = 0, true
 	}
 	return room
@@ -319,7 +331,7 @@ func (w *Window) overdue(now, sent verbs.Instant, q verbs.QPN) bool {
 }
 
 // readChunk is how many response packets one READ request asks for at the most: half of
-// what our buffer may take, so that the next request overlaps the answers to the last. It
+// what our buffer may take in any case, so that the next request overlaps the answers to the last. It
 // does not change while a queue pair lives in RTS, because a request that is sent again
 // must stay inside the one that the responder remembers.
 func (w *Window) readChunk(mtu uint32) uint32 {
@@ -332,8 +344,19 @@ func (w *Window) readCost(mtu uint32) int64 { return datagramCost + int64(mtu) }
 
 // readRoom reports whether n more response packets may be asked for.
 func (w *Window) readRoom(n, mtu uint32) bool {
-	return w.inbound == 0 || w.inbound+int64(n)*w.readCost(mtu) <= int64(w.cfg.Reads)
+	return w.inbound == 0 || w.inbound+int64(n)*w.readCost(mtu) <= w.readLimit()
 }
+
+// readLimit is what READ responses may fill of our buffer at present.
+func (w *Window) readLimit() int64 {
+	if w.theirs > theirsLimit {
+		return int64(w.cfg.Reads)
+	}
+	return int64(w.cfg.ReadsAlone)
+}
+
+// arrived tells the window of n bytes that the peer sent by itself.
+func (w *Window) arrived(n uint32) { w.theirs = min(w.theirs+w.cost(n), theirsMost) }
 
 // refuseReads remembers that somebody wanted to ask for n response packets.
 func (w *Window) refuseReads(n, mtu uint32) {
@@ -342,7 +365,11 @@ func (w *Window) refuseReads(n, mtu uint32) {
 	}
 }
 
-func (w *Window) chargeReads(n, mtu uint32) { w.inbound += int64(n) * w.readCost(mtu) }
+func (w *Window) chargeReads(n, mtu uint32) {
+	c := int64(n) * w.readCost(mtu)
+	w.inbound += c
+	w.theirs -= min(c/theirsFade, w.theirs)
+}
 
 func (w *Window) releaseReads(n, mtu uint32) {
 	w.inbound -= int64(n) * w.readCost(mtu)

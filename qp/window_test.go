@@ -303,6 +303,46 @@ func TestReadsShareOurBuffer(t *testing.T) {
 	}
 }
 
+// READ responses have most of our buffer as long as the peer sends next to nothing by itself, and
+// then the share that it leaves; some READs later again the whole.
+func TestReadsAlone(t *testing.T) {
+	const packet = datagramCost + 4096
+	w := NewWindow(WindowConfig{Reads: 8 * packet, ReadsAlone: 12 * packet, Trains: true})
+	room := func() (n int) {
+		for w.readRoom(1, 4096) {
+			w.chargeReads(1, 4096)
+			n++
+		}
+		w.releaseReads(uint32(n), 4096)
+		return n
+	}
+	if n := room(); n != 12 {
+		t.Errorf("room for %d responses, want 12", n)
+	}
+	w.arrived(64)
+	if n := room(); n != 12 {
+		t.Errorf("room for %d responses after a small message, want 12", n)
+	}
+	for range 1000 {
+		w.arrived(4096)
+	}
+	if n := room(); n != 8 {
+		t.Errorf("room for %d responses beside bulk, want 8", n)
+	}
+	total := 0
+	for room() == 8 {
+		if total += 8; total > theirsFade*theirsMost/packet {
+			t.Fatal("the peer's messages are never forgotten")
+		}
+	}
+	if n := room(); n != 12 || total < 100 {
+		t.Errorf("room for %d responses, after %d", n, total)
+	}
+	if w := NewWindow(WindowConfig{Reads: 8 * packet}); w.readLimit() != 8*packet {
+		t.Errorf("%d bytes without ReadsAlone", w.readLimit())
+	}
+}
+
 func TestWindowConfigLimits(t *testing.T) {
 	w := NewWindow(WindowConfig{PSNs: 1 << 30, Initial: 100, Max: 50, Reads: 1 << 40 >> 10})
 	if w.cfg.PSNs != maxPSNs || w.Limit() != 50 {

@@ -98,8 +98,9 @@ func (w *Wire) agree(q *QP, x extension) {
 	p.window.Configure(qp.WindowConfig{
 		// Our other wires may send to the same socket, and each has a window of its own.
 		Initial: min(int(x.buffer/4)/w.cfg.Wires, maxWindow/2), Max: min(int(x.buffer/8*5)/w.cfg.Wires, maxWindow), PSNs: extPSNs,
-		// What a peer that sends by itself leaves of our buffer.
-		Reads:  min(caps.RecvBuffer/8*3, maxWindow),
+		// What a peer that sends by itself leaves of our buffer; and when it does not, for it may
+		// begin at any time, no more than leaves room for what it sends at first.
+		Reads: min(caps.RecvBuffer/8*3, maxWindow), ReadsAlone: min(caps.RecvBuffer/4*3, maxWindow),
 		Trains: x.trains && caps.MaxSegs > 1,
 	})
 }
