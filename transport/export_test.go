@@ -1,6 +1,9 @@
 package transport
 
 import (
+	"testing"
+	"time"
+
 	"golang.org/x/net/bpf"
 
 	"github.com/doorbell-rdma/doorbell/internal/link"
@@ -110,4 +113,31 @@ func Tracked(d *Device) (n, most int) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return len(d.objects), d.most
+}
+
+// ClaimsAfter tells how many of n sleeps, each until so long from then, would keep packets to
+// themselves after one of which Poller.Await has said idle and missed. It waits itself meanwhile.
+func ClaimsAfter(t testing.TB, d *Device, idle bool, missed int, until time.Duration, n int) (claims int) {
+	p := d.ports[0]
+	if !p.role.Sit() {
+		t.Fatal("somebody waits on the socket")
+	}
+	defer p.role.Rise()
+	p.watch.slept(idle, missed)
+	defer p.watch.slept(false, 0)
+	err := p.do(func() error {
+		p.wire.Step(d.now()) // so that the socket knows how much is received at a time
+		for range n {
+			p.watch.Claim(d.now().Add(until))
+			if p.watch.claimed {
+				claims++
+			}
+			p.watch.Unclaim()
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return claims
 }

@@ -3,6 +3,7 @@ package transport
 import (
 	"context"
 	"sync/atomic"
+	"time"
 
 	"github.com/doorbell-rdma/doorbell/internal/udp"
 	"github.com/doorbell-rdma/doorbell/verbs"
@@ -15,6 +16,10 @@ type watch struct {
 	p    *port
 	poll *udp.Poller
 	cq   atomic.Pointer[CQ] // whose completions wake the one who sits
+
+	claimed bool // Sleep is to receive by itself
+	idle    bool // the last such sleep was in vain: the next ones of this wait are to be long
+	shy     int  // how many sleeps are to leave the packets to others
 
 	ctx   context.Context
 	ready func(*CQ) bool
@@ -40,8 +45,61 @@ func newWatch(p *port) (*watch, error) {
 	return w, nil
 }
 
-// Sleep and Wake are the role's.
-func (w *watch) Sleep(until verbs.Instant) { w.p.sleep(w.poll, udp.Readable, until) }
+const (
+	// claimLeast is how far away a deadline must be to sleep in the receiving call, which may
+	// oversleep it by some milliseconds, as the thread's nap may: shorter than the shortest
+	// retransmission timeout.
+	claimLeast = 2 * time.Millisecond
+	// others is how many looks at the socket there may be during such a sleep before the watcher
+	// takes them for a poller's, whose packets it must not keep; and then for shySleeps sleeps.
+	// The thread's are fewer.
+	others    = 8
+	shySleeps = 1024
+)
+
+// Claim and what follows is the role's.
+func (w *watch) Claim(until verbs.Instant) {
+	if w.shy > 0 {
+		w.shy--
+		return
+	}
+	if w.idle || w.p.dev.wires() > 1 {
+		return
+	}
+	if until != verbs.Never {
+		least := w.p.dev.now() + verbs.Instant(claimLeast)
+		if until < least && w.p.wire.ExactDeadline() < least {
+			return
+		}
+	}
+	w.claimed = w.poll.Claim()
+}
+
+// Unclaim: see Claim.
+func (w *watch) Unclaim() {
+	if w.claimed {
+		w.claimed = false
+		w.poll.Unclaim()
+	}
+}
+
+// Sleep receives by itself what it has claimed, and else sleeps until there is something.
+func (w *watch) Sleep(until verbs.Instant) {
+	if !w.claimed {
+		w.p.sleep(w.poll, udp.Readable, until)
+		return
+	}
+	w.claimed = false
+	w.slept(w.poll.Await())
+}
+
+// slept draws the conclusions from a sleep: see Poller.Await.
+func (w *watch) slept(idle bool, missed int) {
+	w.idle = idle
+	if missed > others {
+		w.shy = shySleeps
+	}
+}
 
 // Wake: see Sleep.
 func (w *watch) Wake() { w.poll.Kick() }
@@ -53,7 +111,7 @@ func (w *watch) wait(ctx context.Context, c *CQ, ready func(*CQ) bool) bool {
 	if !r.Sit() {
 		return false
 	}
-	w.ctx, w.ready = ctx, ready
+	w.ctx, w.ready, w.idle = ctx, ready, false
 	w.cq.Store(c)
 	w.hear(ctx)
 	ok := r.Watch(w.done)

@@ -43,6 +43,10 @@
 // thread naps as beside any driver. While other waiters are parked nobody gets the seat, for
 // each return of the seat would have to wake the thread for them.
 //
+// A watcher may claim what arrives while it sleeps: it then sleeps in the receiving call itself, and
+// what that returns waits for the first step after. Steps of others find nothing meanwhile, which
+// is as if the packets had come when the watcher woke: it was woken by them, and looks.
+//
 // # Memory order
 //
 // All shared words are Go atomics, so their operations have one order. There are four pairs

@@ -166,6 +166,24 @@ type chair struct {
 	s        *sock
 	token    bool
 	sleeping bool
+	claimed  bool
+}
+
+func (c *chair) Claim(verbs.Instant) {
+	c.s.mu.Lock()
+	defer c.s.mu.Unlock()
+	c.s.alive()
+	if c.claimed {
+		panic("claimed twice")
+	}
+	c.claimed = rand.IntN(2) == 0
+}
+
+func (c *chair) Unclaim() {
+	c.s.mu.Lock()
+	defer c.s.mu.Unlock()
+	c.s.alive()
+	c.claimed = false
 }
 
 func (c *chair) Sleep(until verbs.Instant) {
@@ -178,7 +196,7 @@ func (c *chair) Sleep(until verbs.Instant) {
 		s.cond.Wait()
 		c.sleeping = false
 	}
-	c.token = false
+	c.token, c.claimed = false, false
 }
 
 func (c *chair) Wake() {
@@ -224,6 +242,9 @@ func (s *sock) recv(batch int) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.alive()
+	if s.chair.claimed {
+		return 0
+	}
 	n := min(batch, s.packets)
 	s.packets -= n
 	return n

@@ -11,13 +11,21 @@ import (
 
 // stool is a Watcher that sleeps only in name: sleep is what happens meanwhile.
 type stool struct {
+	claims int // Claim less Sleep and Unclaim
 	sleep  func(until verbs.Instant)
 	wake   func()
 	sleeps int
 	wakes  int
 }
 
+func (s *stool) Claim(verbs.Instant) { s.claims++ }
+func (s *stool) Unclaim()            { s.claims-- }
+
 func (s *stool) Sleep(until verbs.Instant) {
+	if s.claims != 1 {
+		panic("slept without a claim, or with two")
+	}
+	s.claims--
 	s.sleeps++
 	if s.sleep != nil {
 		s.sleep(until)
@@ -148,6 +156,9 @@ func TestWatch(t *testing.T) {
 		if !over || asked != len(c.done) || s.sleeps != c.sleeps || r.w.steps != c.steps {
 			t.Errorf("%s: over %v, asked %d times, slept %d times, %d steps; want true, %d, %d, %d",
 				c.name, over, asked, s.sleeps, r.w.steps, len(c.done), c.sleeps, c.steps)
+		}
+		if s.claims != 0 {
+			t.Errorf("%s: %d claims left", c.name, s.claims)
 		}
 		if r.word.Owned() || r.word.Pending() || r.cot.Load() != awake || r.bed.Load() != c.left {
 			t.Errorf("%s: left owned %v, note %v, cot %d, bed %d; want bed %d", c.name, r.word.Owned(), r.word.Pending(), r.cot.Load(), r.bed.Load(), c.left)

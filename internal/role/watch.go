@@ -11,6 +11,12 @@ import (
 // wakes it and not first the thread, which would then wake it. At most one waiter a role does
 // so at a time, and only while no other waiter is parked, whom it would have to wake.
 type Watcher interface {
+	// Claim is called under the role before each Sleep: from now until that Sleep ends the
+	// watcher may keep packets to itself, so that nobody else's step finds any. Those that came
+	// meanwhile are found by steps after it. Unclaim takes it back, likewise under the role, when
+	// there will be no Sleep. Only who has the seat calls them.
+	Claim(until verbs.Instant)
+	Unclaim()
 	// Sleep blocks until there is a packet, also one that came before, or Wake, or the time
 	// has come. It may return early for no reason. Only who has the seat calls it.
 	Sleep(until verbs.Instant)
@@ -100,10 +106,12 @@ func (r *Role) toCot(done func() bool, fresh bool) (until verbs.Instant, over bo
 		}
 		until = max(r.driver.NextDeadline(), earliest)
 		r.cot.Store(int64(until))
+		r.watcher.Claim(until)
 		yield.Point()
 		if r.word.Leave() {
 			return until, false
 		}
+		r.watcher.Unclaim()
 		r.cot.Store(awake) // we may go without sleeping
 	}
 }

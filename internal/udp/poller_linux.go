@@ -14,9 +14,10 @@ import (
 
 // States of Poller.state.
 const (
-	pollAwake  = iota // the thread is not in Wait, and nobody has kicked
-	pollAsleep        // the thread is in ppoll, or about to be
-	pollKicked        // somebody has kicked since the thread last left Wait
+	pollAwake     = iota // the thread is not in Wait, and nobody has kicked
+	pollAsleep           // the thread is in ppoll, or about to be
+	pollReceiving        // the thread is in Await's recvmmsg, or about to be
+	pollKicked           // somebody has kicked since the thread last left Wait or Await
 )
 
 // Poller lets a wire's thread sleep until its socket has something, somebody kicks, or
@@ -28,6 +29,7 @@ const (
 // datagram's arrival does not pay for one. Readiness is a level, not an edge: what arrived
 // before Wait makes Wait return at once.
 type Poller struct {
+	sock  *Socket
 	event int    // eventfd, until Close
 	one   uint64 // what a kick adds to it; never changes
 	state atomic.Uint32
@@ -49,7 +51,7 @@ func NewPoller(s *Socket) (*Poller, error) {
 	if err != nil {
 		return nil, fmt.Errorf("udp: eventfd: %w", err)
 	}
-	p := &Poller{event: fd, one: 1}
+	p := &Poller{sock: s, event: fd, one: 1}
 	p.fds[0].Fd = int32(s.fd)
 	p.fds[1] = unix.PollFd{Fd: int32(fd), Events: unix.POLLIN}
 	return p, nil
@@ -146,13 +148,16 @@ func (p *Poller) drain() {
 	}
 }
 
-// Kick makes the present or the next Wait return. It never blocks and anyone may call it
-// at any time; it costs a system call only when the thread sleeps, and does nothing after
-// Close.
+// Kick makes the present or the next Wait or Await return. It never blocks and anyone may call
+// it at any time; it costs a system call only when the thread sleeps, and does nothing after
+// Close. A call that found the thread in Await must be over before the socket is closed.
 func (p *Poller) Kick() {
-	if p.state.Swap(pollKicked) == pollAsleep {
+	switch p.state.Swap(pollKicked) {
+	case pollAsleep:
 		// Cannot fail: the counter has room for 2^64-2 kicks, and Close waits for us.
 		_, _, _ = unix.RawSyscall(unix.SYS_WRITE, uintptr(p.event), uintptr(unsafe.Pointer(&p.one)), unsafe.Sizeof(p.one))
+	case pollReceiving:
+		p.sock.rouse()
 	}
 }
 

@@ -34,6 +34,7 @@ type rxSlots struct {
 	iovs  []unix.Iovec
 	names []unix.RawSockaddrInet6 // large enough for IPv4 too
 	ctrl  []controlBuf
+	want  int // slots that the last Recv offered
 	dirty int // slots that the kernel has written since they were set up
 
 	failures int    // receive errors in a row
@@ -83,7 +84,7 @@ func (r *rxSlots) renew() {
 }
 
 // Recv fills msgs with what has arrived, at most 32 buffers, and returns how many. It
-// never blocks. The buffers are valid until the next call.
+// never blocks. The buffers are valid until the next call, or Claim.
 func (s *Socket) Recv(msgs []link.Rx) (int, error) {
 	if s.closed.Load() {
 		return 0, net.ErrClosed
@@ -92,16 +93,31 @@ func (s *Socket) Recv(msgs []link.Rx) (int, error) {
 	if want == 0 {
 		return 0, nil
 	}
-	s.rx.renew()
-	n, err := s.receive(want)
+	var n int
+	if s.claim.state.Load() != claimNone {
+		n = min(s.claim.take(), want)
+	} else {
+		s.rx.want = want
+		s.rx.renew()
+		var err error
+		if n, err = s.receive(want); err != nil {
+			return 0, err
+		}
+	}
 	if n == 0 {
-		return 0, err
+		return 0, nil
 	}
 	s.rx.dirty = n
 	var datagrams, bytes, trains uint64
-	for i := range msgs[:n] {
-		m := &msgs[i]
+	got := 0
+	for i := range n {
+		m := &msgs[got]
 		s.message(i, m)
+		if len(m.Buf) == 0 && m.Src == s.claim.self {
+			s.rxRouses.Add(1)
+			continue
+		}
+		got++
 		datagrams += uint64(segments(len(m.Buf), m.SegSize))
 		bytes += uint64(len(m.Buf))
 		if m.SegSize != 0 {
@@ -114,7 +130,7 @@ func (s *Socket) Recv(msgs []link.Rx) (int, error) {
 	if trains != 0 {
 		s.rxTrains.Add(trains)
 	}
-	return n, nil
+	return got, nil
 }
 
 // receive lets the kernel fill up to want slots. Faults that pass are counted and the call

@@ -363,15 +363,17 @@ func (s *Socket) add(msg int, m *link.Tx, p *pieces, n, segs, next int) bool {
 
 // name writes the destination of entry i.
 func (s *Socket) name(i int, dst netip.AddrPort) {
-	n := &s.tx.names[i]
-	h := &s.tx.hdrs[i].hdr
+	s.tx.hdrs[i].hdr.Namelen = s.putName(&s.tx.names[i], dst)
+}
+
+// putName writes an address as the kernel wants it, and returns its length.
+func (s *Socket) putName(n *unix.RawSockaddrInet6, dst netip.AddrPort) uint32 {
 	if !s.v6 {
 		// Both structs begin with the family, and the IPv4 one is the shorter.
 		v4 := (*unix.RawSockaddrInet4)(unsafe.Pointer(n))
 		v4.Family, v4.Addr = unix.AF_INET, dst.Addr().As4()
 		setPort(&v4.Port, dst.Port())
-		h.Namelen = unix.SizeofSockaddrInet4
-		return
+		return unix.SizeofSockaddrInet4
 	}
 	n.Family, n.Addr = unix.AF_INET6, dst.Addr().As16() // IPv4 becomes mapped
 	setPort(&n.Port, dst.Port())
@@ -380,7 +382,7 @@ func (s *Socket) name(i int, dst netip.AddrPort) {
 		// An unknown zone stays 0, and the kernel refuses this datagram.
 		n.Scope_id, _ = s.zones.index(zone)
 	}
-	h.Namelen = unix.SizeofSockaddrInet6
+	return unix.SizeofSockaddrInet6
 }
 
 // writeControl writes the control messages of entry i: the source address on a socket that

@@ -23,6 +23,7 @@ type platform struct {
 	wildcard bool // bound to all addresses: PKTINFO both ways
 	maxSegs  int  // datagrams in a train, as the kernel allows
 	rx       rxSlots
+	claim    claim
 	tx       txBatch
 	zones    zoneCache
 }

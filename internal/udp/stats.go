@@ -13,6 +13,11 @@ type Stats struct {
 	// RxDropped counts datagrams that the kernel dropped because the receive buffer was
 	// full (SO_RXQ_OVFL), as far as later datagrams have told; 0 where unknown.
 	RxDropped uint64
+	// RxAwaits counts the sleeps in the receiving call that brought something.
+	RxAwaits uint64
+	// RxRouses counts the empty datagrams by which the socket woke its own receiver; they are in
+	// no other figure but RxCalls.
+	RxRouses uint64
 	// RxErrors counts receive calls that failed with a fault that passes.
 	RxErrors uint64
 
@@ -87,6 +92,7 @@ const (
 type counters struct {
 	rxDatagrams, rxBytes, rxTrains, rxCalls atomic.Uint64
 	rxTruncated, rxDropped, rxErrors        atomic.Uint64
+	rxRouses, rxAwaits                      atomic.Uint64
 	txDatagrams, txBytes, txTrains, txCalls atomic.Uint64
 	txSplit, txPartial, txBlocked           atomic.Uint64
 	txErrors                                [numFaults]atomic.Uint64
@@ -117,6 +123,7 @@ func (c *counters) snapshot() Stats {
 		RxDatagrams: c.rxDatagrams.Load(), RxBytes: c.rxBytes.Load(),
 		RxTrains: c.rxTrains.Load(), RxCalls: c.rxCalls.Load(),
 		RxTruncated: c.rxTruncated.Load(), RxDropped: c.rxDropped.Load(), RxErrors: c.rxErrors.Load(),
+		RxRouses: c.rxRouses.Load(), RxAwaits: c.rxAwaits.Load(),
 		TxDatagrams: c.txDatagrams.Load(), TxBytes: c.txBytes.Load(),
 		TxTrains: c.txTrains.Load(), TxCalls: c.txCalls.Load(),
 		TxSplit: c.txSplit.Load(), TxPartial: c.txPartial.Load(), TxBlocked: c.txBlocked.Load(),

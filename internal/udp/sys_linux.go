@@ -22,6 +22,7 @@ type mmsghdr struct {
 // move, and alive as long as the Socket is.
 type sys struct {
 	recvmmsg   func(fd int, msgs *mmsghdr, n int) (int, unix.Errno)
+	await      func(fd int, msgs *mmsghdr, n int) (int, unix.Errno) // recvmmsg that blocks
 	recvmsg    func(fd int, msg *unix.Msghdr) (int, unix.Errno)
 	sendmmsg   func(fd int, msgs *mmsghdr, n int) (int, unix.Errno)
 	sendmsg    func(fd int, msg *unix.Msghdr) (int, unix.Errno)
@@ -31,12 +32,16 @@ type sys struct {
 	maxSegs func() int
 }
 
-// kernel is the real one. The calls cannot block, so they do without the scheduler's
+// kernel is the real one. The calls but await cannot block, so they do without the scheduler's
 // bookkeeping (RawSyscall): that is 30 ns less per call and keeps the scheduler from
 // taking the P away in the middle of a spin. The callers bound how long one call copies.
 var kernel = sys{
 	recvmmsg: func(fd int, msgs *mmsghdr, n int) (int, unix.Errno) {
 		r, _, e := unix.RawSyscall6(unix.SYS_RECVMMSG, uintptr(fd), uintptr(unsafe.Pointer(msgs)), uintptr(n), unix.MSG_DONTWAIT, 0, 0)
+		return int(r), e
+	},
+	await: func(fd int, msgs *mmsghdr, n int) (int, unix.Errno) {
+		r, _, e := unix.Syscall6(unix.SYS_RECVMMSG, uintptr(fd), uintptr(unsafe.Pointer(msgs)), uintptr(n), unix.MSG_WAITFORONE, 0, 0)
 		return int(r), e
 	},
 	recvmsg: func(fd int, msg *unix.Msghdr) (int, unix.Errno) {

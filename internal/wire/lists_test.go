@@ -132,3 +132,36 @@ func TestReadyListKeepsOrderAndMarksOnce(t *testing.T) {
 		t.Errorf("took %v", got)
 	}
 }
+
+// TestExactDeadline: a deadline that has passed out of use, or later, is only seen by who looks
+// whether it is still one.
+func TestExactDeadline(t *testing.T) {
+	a, b := newEnd(t, "10.0.0.1:4791", 1), newEnd(t, "10.0.0.2:4791", 2)
+	connect(t, a, b, verbs.MTU1024)
+	b.recv(t, 0, 64)
+	a.send(t, 0, 64)
+	a.w.Step(0)
+	set := a.w.NextDeadline()
+	if set == verbs.Never || a.w.ExactDeadline() != set {
+		t.Fatalf("an unanswered request: %d, exactly %d", set, a.w.ExactDeadline())
+	}
+	for range 4 {
+		b.w.Step(1)
+		a.w.Step(2)
+	}
+	if got := a.w.NextDeadline(); got != set {
+		t.Fatalf("answered: %d, want that of before, %d", got, set)
+	}
+	if got := a.w.ExactDeadline(); got != verbs.Never {
+		t.Errorf("answered: exactly %d", got)
+	}
+	if got := a.w.NextDeadline(); got != verbs.Never {
+		t.Errorf("looked at: %d", got)
+	}
+	b.recv(t, 0, 64)
+	a.send(t, 0, 64)
+	a.w.Step(1000)
+	if got := a.w.NextDeadline(); got == verbs.Never || got != a.w.ExactDeadline() {
+		t.Errorf("another request: %d, exactly %d", got, a.w.ExactDeadline())
+	}
+}

@@ -34,6 +34,22 @@ func (t *timers) next() verbs.Instant {
 	return t.heap[0].heapAt
 }
 
+// refresh puts up to n of the earliest entries where they belong.
+func (t *timers) refresh(n int) {
+	for range n {
+		if len(t.heap) == 0 {
+			return
+		}
+		q := t.heap[0]
+		at := q.deadline()
+		if at <= q.heapAt {
+			return
+		}
+		t.remove(q)
+		t.update(q, at)
+	}
+}
+
 // pop takes out the earliest entry if it is due.
 func (t *timers) pop(now verbs.Instant) *QP {
 	if len(t.heap) == 0 || t.heap[0].heapAt > now {

@@ -271,6 +271,13 @@ func (w *Wire) NextDeadline() verbs.Instant {
 	return min(w.timers.next(), w.cm.Deadline(), w.tx.deadline())
 }
 
+// ExactDeadline is NextDeadline by one who has the time to look whether the timers that seem to come
+// up next do.
+func (w *Wire) ExactDeadline() verbs.Instant {
+	w.timers.refresh(8)
+	return w.NextDeadline()
+}
+
 // Ring marks a queue pair ready: its queues have something new. Any goroutine; no locks, no
 // allocation. It returns true for the first mark since the owner last looked: then, and only
 // then, somebody may have to wake the owner.
