@@ -14,8 +14,9 @@
    Three things are weaker here than in the program, so that the proof holds for more: a packet ends the
    thread's sleep only when it arrives while the socket is armed (edge-triggered), a nap may take any
    time and need not end for a call, and who finds the role owned may give up the seat at once. Left out
-   are long naps that a post ends (Hurry), the count of waits without a seat (any wait may do without)
-   and what a watcher does before there is a thread.
+   are long naps that a post ends (Hurry), the count of waits without a seat (any wait may do without),
+   what a watcher does before there is a thread, and the few milliseconds by which a watcher that claimed
+   the packets may oversleep a deadline.
 
    Time moves only when nothing else can. At each such instant Clock asserts that nothing is stranded:
    no mark, packet, command or due deadline is left, no waiter rests though it has a completion, the role
@@ -42,6 +43,9 @@
 /* CONFIG livewait: -DPACKETS=1 -DWAITER -DCOMMANDS=1 -DNOBUDGET progress fair */
 /* CONFIG watch: -DWATCHERS=1 -DPOSTERS=1 -DPOSTS=1 big */
 /* CONFIG watchpacket: -DWATCHERS=1 -DPACKETS=1 */
+/* CONFIG claim: -DWATCHERS=1 -DPACKETS=2 -DCLAIM */
+/* CONFIG claimpoll: -DWATCHERS=1 -DONESITS -DPACKETS=1 -DPOLLERS=1 -DCLAIM big */
+/* CONFIG claimstop: slow -DWATCHERS=1 -DONESITS -DPACKETS=1 -DCOMMANDS=1 -DSTOP -DCLAIM big */
 /* CONFIG watchpoll: -DWATCHERS=1 -DONESITS -DPACKETS=1 -DPOLLERS=1 big */
 /* CONFIG watchtimer: slow -DWATCHERS=1 -DONESITS -DPOSTERS=1 -DPOSTS=1 -DTIMERS -DEPOCHS=2 big */
 /* CONFIG watchstop: -DWATCHERS=1 -DONESITS -DPOSTERS=1 -DPOSTS=1 -DSTOP -DNOINLINE big */
@@ -89,6 +93,8 @@
 /* MUTANT lateseat @watchstop: Rise looks at bed before it gives up the seat */
 /* MUTANT letdoze @watchstop: Rise does not rouse the thread */
 /* MUTANT blind @watchstop: the thread dozes without another look at the seat */
+/* MUTANT claimkept @claimstop: a watcher that could not leave keeps what it claimed */
+/* MUTANT claimleft @claimstop: a watcher that got up does, too */
 /* MUTANT cotnudge @watchstop: Nudge wakes only who sleeps already */
 /* MUTANT crowd @hand: a waiter sits beside parked ones */
 /* MUTANT nohandpark @hand: Park does not call the thread */
@@ -141,6 +147,7 @@ bool armed, readable;        /* the socket's wake-up, and that it happened */
 byte now;                    /* advanced by Clock */
 
 byte packets;                /* in the socket */
+bool claimed;                /* by a watcher: steps find none of them */
 bool mark;                   /* the poster's ready mark: "this QP is in the wire's list" */
 byte work;                   /* posted, not yet taken */
 byte deadline = NEVER;       /* the driver's earliest; owner only */
@@ -465,8 +472,8 @@ inline step() {
 #if PACKETS > 0
 		atomic { /* a full batch says that there may be more, a short one does not */
 			if
-			:: packets > 0 -> n = 1; packets--; more = true
-			:: packets > 0 -> n = packets; packets = 0
+			:: packets > 0 && !claimed -> n = 1; packets--; more = true
+			:: packets > 0 && !claimed -> n = packets; packets = 0
 			:: else
 			fi
 		};
@@ -998,12 +1005,22 @@ askednot:
 #else
 	atomic { d = DEADLINE; cot = ASLEEP + d };
 #endif
+#ifdef CLAIM
+	if /* or not, when there are others who look at the socket */
+	:: claimed = true
+	:: skip
+	fi;
+#endif
 	leave();
 	if
 #ifdef MUT_cotkept
 	:: !ok -> goto look
 #else
-	:: !ok -> cot = AWAKE; goto look
+	:: !ok ->
+#ifndef MUT_claimkept
+		claimed = false;
+#endif
+		cot = AWAKE; goto look
 #endif
 	:: else
 	fi;
@@ -1024,6 +1041,9 @@ end_watch:
 		fi;
 		watching = false
 	}
+#ifndef MUT_claimleft
+	claimed = false;
+#endif
 #ifndef MUT_cotleft
 	cot = AWAKE;
 #endif

@@ -19,6 +19,7 @@
 //	wire -> Send([]link.Tx) -> iovecs, control messages -> sendmmsg, UDP_SEGMENT for trains
 //	wire <- Recv([]link.Rx) <- slots, control messages  <- recvmmsg, UDP_GRO
 //	wire's thread: Poller.Wait (ppoll on the socket and an eventfd); Poller.Kick from anywhere
+//	lone waiter:   Poller.Claim, then Await (recvmmsg that blocks), and Recv has what it brought
 //
 // # Two builds
 //
