@@ -14,12 +14,12 @@ import (
 const (
 	claimNone  = iota // Recv asks the kernel
 	claimHeld         // what arrives is the claimant's: Recv brings nothing
-	claimFired        // Await has filled slots, or met an error: for the next Recv
+	claimFired        // Await has filled slots: for the next Recv
 )
 
-// claimTimeout is how long Await sleeps at the most, and some jiffies: long enough to be
-// rare, short enough that a kick which got lost is no worse than a nap.
-const claimTimeout = 4_000 // microseconds
+// claimTimeout is how long Await sleeps at the most, in microseconds, to which the kernel adds some
+// jiffies: long enough to be rare, short enough that a kick which got lost is no worse than a nap.
+const claimTimeout = 4_000
 
 // claim is how one goroutine sleeps in the receiving call itself, which saves it a system call
 // for each packet that wakes it: Poller's Claim, Await and Unclaim. While it is held nobody else
@@ -83,7 +83,7 @@ func (p *Poller) Await() (idle bool, missed int) {
 	s := p.sock
 	c := &s.claim
 	if !p.state.CompareAndSwap(pollAwake, pollReceiving) {
-		p.state.Store(pollAwake)
+		p.state.Swap(pollAwake)
 		c.state.Store(claimNone)
 		return false, 0
 	}

@@ -69,6 +69,9 @@ func TestClaim(t *testing.T) {
 	if idle, missed := b.poll.Await(); idle || missed != 2 {
 		t.Fatalf("idle %v, missed %d", idle, missed)
 	}
+	if e := b.wait(Readable, forever); e != Readable {
+		t.Fatalf("what Await has brought is not Readable: %v", e)
+	}
 	say("three")
 	if b.poll.Claim() {
 		t.Fatal("claimed before what the last one brought was received")

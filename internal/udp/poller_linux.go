@@ -70,6 +70,9 @@ func (p *Poller) Wait(want Events, timeoutNs int64) (Events, error) {
 	}
 	p.fds[0].Events = 0
 	if want&Readable != 0 {
+		if p.sock.claim.state.Load() == claimFired {
+			return Readable, nil
+		}
 		p.fds[0].Events |= unix.POLLIN
 	}
 	if want&Writable != 0 {
