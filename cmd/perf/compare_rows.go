@@ -97,7 +97,7 @@ var (
 	// have receives, and READs nothing to copy at post time.
 	bulk     = []string{"-s", "1048576", "-t", "16", "-Q", "4"}
 	bulk64K  = []string{"-s", "65536", "-t", "64", "-r", "256", "-Q", "16"}
-	win64    = []string{"-s", "64", "-t", "64", "-Q", "16", "-l", "16"}
+	win64    = []string{"-s", "64", "-t", "64", "-Q", "16", "-l", "32"}
 	win2048  = []string{"-s", "64", "-t", "2048", "-Q", "128", "-l", "128"}
 	inline   = []string{"-I", "64"}
 	recvs64  = []string{"-r", "64"}
