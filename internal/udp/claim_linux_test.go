@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"net"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -69,7 +70,7 @@ func TestClaim(t *testing.T) {
 	if idle, missed := b.poll.Await(); idle || missed != 2 {
 		t.Fatalf("idle %v, missed %d", idle, missed)
 	}
-	if e := b.wait(Readable, forever); e != Readable {
+	if e := b.wait(Readable, int64(patience)); e != Readable {
 		t.Fatalf("what Await has brought is not Readable: %v", e)
 	}
 	say("three")
@@ -100,19 +101,25 @@ func TestClaimKick(t *testing.T) {
 			if idle, _ := n.poll.Await(); idle {
 				t.Error("slept though it had been kicked")
 			}
-			if err := unix.SetsockoptTimeval(n.fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: 3600}); err != nil {
+			tv := unix.NsecToTimeval(int64(patience)) // or the timeout would make up for a lost kick
+			if err := unix.SetsockoptTimeval(n.fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &tv); err != nil {
 				t.Fatal(err)
 			}
 			for range 50 {
 				n.claim()
-				go func() {
-					for n.poll.state.Load() != pollReceiving {
-						time.Sleep(time.Microsecond)
+				var back atomic.Bool
+				var kicker sync.WaitGroup
+				kicker.Go(func() {
+					for n.poll.state.Load() != pollReceiving && !back.Load() {
+						runtime.Gosched()
 					}
 					n.poll.Kick()
-				}()
-				if idle, _ := n.poll.Await(); idle {
-					t.Error("idle for an hour")
+				})
+				idle, _ := n.poll.Await()
+				back.Store(true)
+				kicker.Wait()
+				if idle {
+					t.Fatal("a kick was lost")
 				}
 				if got := n.look(); len(got) != 0 {
 					t.Fatalf("received %q", got)
@@ -175,12 +182,12 @@ func TestClaimOrder(t *testing.T) {
 			look()
 			role.Unlock()
 			b.poll.Kick()
-			time.Sleep(20 * time.Microsecond)
+			runtime.Gosched()
 		}
 	})
 	for i := range uint32(many) {
 		for i-next.Load() > 256 && !t.Failed() {
-			time.Sleep(time.Microsecond)
+			runtime.Gosched()
 		}
 		a.send(tx(a.LocalAddr().Addr(), b.LocalAddr(), binary.BigEndian.AppendUint32(nil, i), 0))
 	}

@@ -95,7 +95,7 @@ func (s *Socket) Recv(msgs []link.Rx) (int, error) {
 	}
 	var n int
 	if s.claim.state.Load() != claimNone {
-		n = min(s.claim.take(), want)
+		n = min(s.claim.take(), want) // Await offered what the last Recv did: want, as a wire calls it
 	} else {
 		s.rx.want = want
 		s.rx.renew()
